@@ -1,0 +1,319 @@
+"""Laws of the data pipeline: nothing lost, nothing leaked, every state restorable."""
+
+import dataclasses
+import json
+import random
+from collections import Counter
+from itertools import islice
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from transformer.settings import Data, SettingsError
+from transformer.tokenizer import ByteTokenizer, load_tokenizer
+from transformer.training import corpus, data
+
+KEYS = {"tokens", "targets", "target_bytes", "segment_ids", "positions", "weights"}
+WORDS = "the a of cat dog naïve 日本 🙂 runs sleeps under over table\n tree.".split(" ")
+
+
+@pytest.fixture(autouse=True)
+def small_window(monkeypatch):
+    monkeypatch.setattr(data, "WINDOW_TOKENS", 128 * 16)
+
+
+@pytest.fixture(scope="module")
+def texts():
+    """Documents of 1 to 500 words; some end exactly at a row's border (15 + 1 tokens of the first, 32 …)."""
+    rng = random.Random(0)
+    long = [" ".join(rng.choices(WORDS, k=rng.choice([1, 3, 20, 100, 500]))) for _ in range(60)]
+    return list(dict.fromkeys([*long, *("x" * (16 * k - 1) for k in range(1, 6))]))
+
+
+@pytest.fixture(scope="module")
+def settings(texts, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    for i, text in enumerate(texts):
+        (folder / f"{i:03}.txt").write_text(text, encoding="utf-8")
+    return Data(source="text", paths=(f"{folder}/*.txt",), seq_len=16, batch_size=4, validation_fraction=0.3)
+
+
+@pytest.fixture(scope="module")
+def bpe(texts, tmp_path_factory):
+    """A tokenizer with neither bos nor eos."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train_from_iterator(texts, trainer)
+    path = tmp_path_factory.mktemp("bpe") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return load_tokenizer(path)
+
+
+@pytest.fixture(params=["bytes", "bpe"])
+def tokenizer(request):
+    return ByteTokenizer() if request.param == "bytes" else request.getfixturevalue("bpe")
+
+
+def train(settings, tokenizer, steps, **kwargs):
+    iterator = data.train_iterator(settings, tokenizer, **kwargs)
+    batches = list(islice(iterator, steps))
+    iterator.close()
+    return batches
+
+
+def sides(settings):
+    return corpus.split(corpus.load(settings), settings.validation_fraction)
+
+
+def triples(batches):
+    """Counts of (token, target, target's bytes) where there is weight."""
+    counts = Counter()
+    for batch in batches:
+        real = batch["weights"] > 0
+        counts.update(zip(*(batch[key][real].tolist() for key in ("tokens", "targets", "target_bytes")), strict=True))
+    return counts
+
+
+def expected(documents, tokenizer):
+    """The same counts from the documents, without any packing."""
+    counts = Counter()
+    for text in documents:
+        ids, sizes = tokenizer.encode_with_bytes(text)
+        ids, sizes = ids.tolist(), sizes.tolist()
+        if tokenizer.bos_id is not None:
+            ids, sizes = [tokenizer.bos_id, *ids], [0, *sizes]
+        if tokenizer.eos_id is not None:
+            ids, sizes = [*ids, tokenizer.eos_id], [*sizes, 0]
+        counts.update(zip(ids[:-1], ids[1:], sizes[1:], strict=True))
+    return counts
+
+
+def assert_same(left, right):
+    assert len(left) == len(right)
+    for a, b in zip(left, right, strict=True):
+        assert a.keys() == b.keys() == KEYS
+        for key in KEYS:
+            assert a[key].dtype == b[key].dtype
+            np.testing.assert_array_equal(a[key], b[key], err_msg=key)
+
+
+def segments(batch):
+    for row in range(len(batch["tokens"])):
+        for segment in range(1, batch["segment_ids"][row].max() + 1):
+            chosen = batch["segment_ids"][row] == segment
+            yield {key: batch[key][row][chosen] for key in KEYS}
+
+
+def test_validation_holds_every_pair_once(settings, tokenizer):
+    _, documents = sides(settings)
+    batches = data.validation_batches(settings, tokenizer, 10_000)
+    assert triples(batches) == expected(documents, tokenizer)
+    assert sum(batch["weights"].sum() == 4 * 16 for batch in batches) >= len(batches) - 1
+
+
+def test_every_epoch_holds_every_pair_once(settings, tokenizer):
+    documents, _ = sides(settings)
+    once = expected(documents, tokenizer)
+    rows = iter(data.pack(documents, tokenizer, 16, shuffle_seed=5))
+    seen, orders = Counter(), []
+    for epoch in range(1, 4):
+        columns = np.concatenate([next(rows)["columns"] for _ in range(once.total() * epoch // 16 - seen.total() // 16)])
+        orders.append(columns[:200, 0].tolist())
+        seen.update(map(tuple, columns.tolist()))
+        whole = Counter({pair: count * epoch for pair, count in once.items()})
+        assert not seen - whole and (whole - seen).total() < 16  # the rest is in the row that the next epoch begins
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_the_window_only_reorders_rows(settings, tokenizer, monkeypatch):
+    results = []
+    for rows in (64, 128):
+        monkeypatch.setattr(data, "WINDOW_TOKENS", rows * 16)
+        results.append([row for batch in train(settings, tokenizer, 32) for row in np.stack(list(batch.values()), 1)])
+    small, large = ([row.tobytes() for row in rows] for rows in results)
+    assert small != large and sorted(small) == sorted(large)
+
+
+def test_packed_rows_are_full_but_the_last(settings, tokenizer):
+    documents, _ = sides(settings)
+    *full, last = data.pack(documents, tokenizer, 16)
+    assert all(row["columns_segment_ids"].all() for row in full)
+    total = expected(documents, tokenizer).total()
+    assert len(full) == (total - 1) // 16 and np.count_nonzero(last["columns_segment_ids"]) == (total - 1) % 16 + 1
+
+
+def test_segments_are_pieces_of_one_document(settings, tokenizer):
+    documents, _ = sides(settings)
+    records = [data.record(text, tokenizer) for text in documents]
+    pieces = {r[i : i + n].tobytes() for r in records for n in range(1, 17) for i in range(len(r) - n + 1)}
+    for batch in train(settings, tokenizer, 30):
+        for segment in segments(batch):
+            columns = np.stack([segment["tokens"], segment["targets"], segment["target_bytes"]], axis=1)
+            assert columns.tobytes() in pieces
+            assert segment["positions"].tolist() == list(range(len(columns)))
+            np.testing.assert_array_equal(segment["tokens"][1:], segment["targets"][:-1])
+
+
+@pytest.mark.parametrize("make", [lambda s, t: train(s, t, 20), lambda s, t: data.validation_batches(s, t, 100)])
+def test_shapes_dtypes_and_padding(settings, tokenizer, make):
+    for batch in make(settings, tokenizer):
+        assert batch.keys() == KEYS
+        for key, value in batch.items():
+            assert value.shape == (4, 16) and value.flags.c_contiguous
+            assert value.dtype == (np.float32 if key == "weights" else np.int32)
+        padding = batch["segment_ids"] == 0
+        np.testing.assert_array_equal(batch["weights"], ~padding)
+        np.testing.assert_array_equal(batch["positions"] == -1, padding)
+        assert not batch["target_bytes"][padding].any() and not batch["tokens"][padding].any()
+        steps = np.diff(batch["segment_ids"], axis=1)
+        assert (batch["segment_ids"][:, 0] == 1)[~padding[:, 0]].all()
+        assert ((steps == 0) | (steps == 1) | (batch["segment_ids"][:, 1:] == 0)).all()
+        real = batch["segment_ids"][batch["segment_ids"].any(axis=1)]
+        assert ((np.diff(real) >= 0) | (real[:, 1:] == 0)).all()
+
+
+def test_target_bytes_count_the_text(settings, bpe):
+    _, documents = sides(settings)
+    total = sum(len(text.encode()) for text in documents)
+    count = sum(int(batch["target_bytes"].sum()) for batch in data.validation_batches(settings, ByteTokenizer(), 9999))
+    assert count == total
+    # Without bos the first token of a document is nobody's target.
+    firsts = sum(int(bpe.encode_with_bytes(text)[1][0]) for text in documents)
+    count = sum(int(batch["target_bytes"].sum()) for batch in data.validation_batches(settings, bpe, 9999))
+    assert count == total - firsts
+
+
+def test_state_restores_bit_exactly_everywhere(settings, tokenizer):
+    iterator = data.train_iterator(settings, tokenizer)
+    states, batches = [], []
+    for _ in range(60):
+        states.append(json.dumps(iterator.get_state()))
+        batches.append(next(iterator))
+    other = data.train_iterator(settings, tokenizer)
+    for at in (0, 1, 2, 3, 17, 42, 5, *range(20, 50, 4)):
+        other.set_state(json.loads(states[at]))
+        assert json.dumps(other.get_state()) == states[at]
+        assert_same(list(islice(other, 8)), batches[at : at + 8])
+    iterator.set_state(json.loads(states[30]))  # back in time, with batches already prefetched
+    assert_same(list(islice(iterator, 5)), batches[30:35])
+    iterator.close()
+    other.close()
+
+
+def test_packer_restores_at_every_row(settings, tokenizer):
+    documents, _ = sides(settings)
+    iterator = iter(data.pack(documents, tokenizer, 16, shuffle_seed=1))
+    states, rows = [], []
+    for _ in range(300):
+        states.append(json.dumps(iterator.get_state()))
+        rows.append(next(iterator))
+    other = iter(data.pack(documents, tokenizer, 16, shuffle_seed=1))
+    for state, row in zip(states, rows, strict=True):
+        other.set_state(json.loads(state))
+        np.testing.assert_equal(next(other), row)
+
+
+@pytest.mark.parametrize("process_count", [2, 4])
+def test_processes_share_out_the_global_batch(settings, tokenizer, process_count):
+    def joined(make):
+        parts = [make(process_index=p, process_count=process_count) for p in range(process_count)]
+        assert all(batch["tokens"].shape == (4 // process_count, 16) for part in parts for batch in part)
+        return [{key: np.concatenate([b[key] for b in group]) for key in KEYS} for group in zip(*parts, strict=True)]
+
+    assert_same(joined(lambda **k: train(settings, tokenizer, 10, **k)), train(settings, tokenizer, 10))
+    whole = data.validation_batches(settings, tokenizer, 9999)
+    assert_same(joined(lambda **k: data.validation_batches(settings, tokenizer, 9999, **k)), whole)
+
+
+def test_processes_read_different_rows(settings, tokenizer):
+    one, two = (train(settings, tokenizer, 10, process_index=p, process_count=2) for p in range(2))
+    rows = [{row.tobytes() for batch in side for row in batch["targets"] if len(set(row)) > 3} for side in (one, two)]
+    assert rows[0] and not rows[0] & rows[1]
+
+
+def test_seeds_differ_and_runs_agree(settings, tokenizer):
+    first = train(settings, tokenizer, 10)
+    assert_same(first, train(settings, tokenizer, 10))
+    other = train(dataclasses.replace(settings, seed=1), tokenizer, 10)
+    assert sum(np.array_equal(a["tokens"], b["tokens"]) for a, b in zip(first, other, strict=True)) == 0
+
+
+def test_validation_is_fixed_bounded_and_spread(settings, tokenizer):
+    few = data.validation_batches(settings, tokenizer, 3)
+    assert len(few) == 3
+    assert_same(few, data.validation_batches(dataclasses.replace(settings, seed=9), tokenizer, 3))
+    everything = triples(data.validation_batches(settings, tokenizer, 9999))
+    assert triples(few) <= everything
+    one = dataclasses.replace(settings, batch_size=4096)
+    assert len(data.validation_batches(one, tokenizer, 8)) == 1
+
+
+def test_validation_text_is_never_trained_on(settings):
+    tokenizer = ByteTokenizer()
+    documents, held_out = sides(settings)
+    assert not set(documents) & set(held_out) and len(documents) + len(held_out) == len(corpus.load(settings))
+    allowed = expected(documents, tokenizer)
+    assert not triples(train(settings, tokenizer, 50)).keys() - allowed.keys()
+
+
+def test_split_depends_on_the_text_alone(texts):
+    train_side, held_out = corpus.split(texts, 0.3)
+    for seed in range(3):
+        shuffled = random.Random(seed).sample(texts, len(texts))
+        a, b = corpus.split(shuffled, 0.3)
+        assert set(a) == set(train_side) and set(b) == set(held_out)
+        assert b == [text for text in shuffled if text in set(held_out)]
+    assert set(corpus.split(texts[::2] + texts[:1], 0.3)[1]) <= set(held_out)
+    assert set(held_out) <= set(corpus.split(texts, 0.5)[1])
+    many = [str(i) for i in range(10_000)]
+    assert abs(len(corpus.split(many, 0.05)[1]) - 500) < 100
+
+
+def test_big_files_are_cut_at_paragraphs(tmp_path):
+    rng = random.Random(1)
+    text = "\n\n".join(" ".join(rng.choices(WORDS, k=rng.randrange(5, 300))) for _ in range(600)) + "\n"
+    (tmp_path / "big.txt").write_text(text, encoding="utf-8", newline="")
+    pieces = corpus.text_files([str(tmp_path / "*.txt")])
+    assert "".join(pieces) == text and len(pieces) > 20
+    assert all(piece.endswith("\n\n") for piece in pieces[:-1])
+    assert max(map(len, pieces)) <= corpus.PIECE
+    (tmp_path / "line.txt").write_text("x" * 10 + "y" * 3 * corpus.PIECE, encoding="utf-8")
+    pieces = corpus.text_files([str(tmp_path / "line.txt"), str(tmp_path / "*.txt")])
+    assert len(pieces) == len(set(pieces))
+
+
+def test_bad_input_is_named(settings, tmp_path, bpe):
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9 ole")
+    with pytest.raises(SettingsError, match=r"data.paths: .*latin.txt is not UTF-8 at byte 3"):
+        corpus.text_files([str(tmp_path / "*.txt")])
+    with pytest.raises(SettingsError, match="data.paths='.*none.txt': matches no file"):
+        corpus.text_files([str(tmp_path / "none.txt")])
+    (tmp_path / "empty.txt").write_text("\n \n")
+    with pytest.raises(SettingsError, match="hold no text"):
+        corpus.text_files([str(tmp_path / "empty.txt")])
+    for fraction, side in ((0.001, "validation"), (0.999, "training")):
+        with pytest.raises(SettingsError, match=f"data.validation_fraction={fraction}: no {side} document among 1"):
+            corpus.split(["one"], fraction)
+    with pytest.raises(SettingsError, match="data.batch_size=4: must be a multiple of the 3"):
+        data.train_iterator(settings, bpe, process_count=3)
+    with pytest.raises(SettingsError, match="single token"):
+        data.pack(["a", "b"], bpe, 16)
+    data.check_vocabulary(ByteTokenizer(), 259)
+    with pytest.raises(SettingsError, match="model.vocab_size=258.*data.tokenizer.*model.vocab_size=259"):
+        data.check_vocabulary(ByteTokenizer(), 258)
+
+
+def test_python_docs_are_clean_english_of_some_size():
+    documents = corpus.python_docs()
+    assert sum(map(len, documents)) > 1_000_000
+    assert min(map(len, documents)) >= corpus.MIN_CHARACTERS
+    assert len(set(documents)) == len(documents)
+    assert any(text.startswith("JSON (JavaScript Object Notation)") for text in documents)
+    paragraphs = Counter(part for text in documents for part in text.split("\n\n") if len(part) > 300)
+    assert paragraphs.most_common(1)[0][1] == 1  # nothing to leak from training into validation
+    train_side, held_out = corpus.split(documents, Data().validation_fraction)
+    assert 0.01 < sum(map(len, held_out)) / sum(map(len, documents)) < 0.15 and train_side

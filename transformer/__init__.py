@@ -1,0 +1,16 @@
+"""Every well-known transformer family as data: one pure functional JAX/Flax code base.
+
+Five names are enough for a notebook, and load only when used: `build` a model from a config or a family name,
+`init` its parameters, `model.apply` it, `load` a workdir, `generate_text`.
+"""
+
+__all__ = ["build", "generate_text", "init", "load"]
+
+
+def __getattr__(name: str):
+    # Lazy, so that `import transformer` costs little more than nothing.
+    if name in __all__:
+        from transformer import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,29 @@
+"""The closed list of logical axis names.
+
+A parameter or activation names its dimensions with these where it is created; `sharding.py` alone says which
+mesh axes they lie on. Anything that is not in `ALL` is refused.
+"""
+
+# Parameters.
+VOCAB = "vocab"  # V, rows of the token table and columns of the head
+POSITION = "position"  # rows of a learned position table
+EMBED = "embed"  # D, the model dimension of a parameter
+HEADS = "heads"  # N, query heads
+KV_HEADS = "kv_heads"  # K, key/value heads
+HEAD_DIM = "head_dim"  # H
+MLP = "mlp"  # F, the hidden dimension of a feed-forward layer
+LAYERS = "layers"  # the repeats of a stack's body
+NORM = "norm"  # a norm's scale or bias: small, one number per feature
+
+# Activations.
+BATCH = "batch"  # B
+LENGTH = "length"  # T or S
+ACT_EMBED = "act_embed"  # D of the residual stream
+ACT_HEADS = "act_heads"  # N or K of activations
+ACT_MLP = "act_mlp"  # F of activations
+ACT_VOCAB = "act_vocab"  # V of logits
+
+ALL = frozenset({
+    VOCAB, POSITION, EMBED, HEADS, KV_HEADS, HEAD_DIM, MLP, LAYERS, NORM,
+    BATCH, LENGTH, ACT_EMBED, ACT_HEADS, ACT_MLP, ACT_VOCAB,
+})  # fmt: skip

@@ -1,0 +1,1 @@
+"""Prefill, decoding and sampling loops."""

@@ -1,0 +1,81 @@
+"""The attention layer: projections around the one attention door, and its cache."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from transformer import axes as ax
+from transformer import spec
+from transformer.nn.context import Context
+from transformer.nn.parameter import parameter
+from transformer.nn.projection import Norm, Projection, capture, capturing
+from transformer.ops import attention
+from transformer.ops.attention import reference
+from transformer.ops.cache import KVCache, is_ring
+from transformer.settings import Compute
+from transformer.sharding import constrain
+
+HEADS = (ax.BATCH, ax.LENGTH, ax.ACT_HEADS, None)
+
+
+class Attention(nn.Module):
+    """Self-attention of [B, T, D]; `gain` scales the initial output projection."""
+
+    spec: spec.Attention
+    compute: Compute
+    gain: float
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], context: Context, cache: KVCache | None
+    ) -> tuple[Float[Array, "B T D"], KVCache | None]:
+        s, rules = self.spec, self.compute.rules
+        q = self._heads(x, "query", s.num_heads, ax.HEADS)
+        k = self._heads(x, "key", s.num_kv_heads, ax.KV_HEADS)
+        v = self._heads(x, "value", s.num_kv_heads, ax.KV_HEADS)
+        if s.qk_norm is not None:
+            q, k = Norm(s.qk_norm, name="query_norm")(q), Norm(s.qk_norm, name="key_norm")(k)
+        q, k = context.rotate(s.rope, q), context.rotate(s.rope, k)
+        q, k, v = (constrain(a, HEADS, rules) for a in (q, k, v))
+        sinks = None
+        if s.sinks:
+            sinks = parameter(self, "sinks", nn.initializers.zeros_init(), (s.num_heads,), (ax.HEADS,))
+        y, cache = self._attend(q, k, v, context, cache, sinks)
+        for name, value in (("q", q), ("k", k), ("v", v)):
+            capture(self, name, value)
+        y = constrain(y, HEADS, rules)
+        out = (s.num_heads, s.head_dim), (x.shape[-1],), (ax.HEADS, ax.HEAD_DIM, ax.EMBED)
+        y = Projection(*out, bias=s.out_bias, gain=self.gain, name="out")(y)
+        return constrain(y, (ax.BATCH, ax.LENGTH, ax.ACT_EMBED), rules), cache
+
+    def _heads(self, x: Float[Array, "B T D"], name: str, heads: int, axis: str) -> Float[Array, "B T N H"]:
+        names = (ax.EMBED, axis, ax.HEAD_DIM)
+        return Projection(x.shape[-1:], (heads, self.spec.head_dim), names, self.spec.qkv_bias, name=name)(x)
+
+    def _attend(self, q, k, v, context: Context, cache: KVCache | None, sinks):
+        """Attention over this call's keys and what the cache holds; returns the written cache.
+
+        A full cache is written first and then read. A ring can't be when several tokens come at once: the new
+        ones would push out keys that the first of them still see, so old and new are joined for this call.
+        """
+        positions, segments = context.positions, context.segments
+        keys, values, key_positions, aligned = k, v, positions, True
+        if cache is not None:
+            old = cache.read()
+            cache = cache.write(k, v, positions)
+            if not context.fresh:
+                aligned = False
+                if q.shape[1] > 1 and is_ring(self.spec, cache):
+                    joined = zip(old, (k, v, positions), strict=True)
+                    keys, values, key_positions = (jnp.concatenate([a, b.astype(a.dtype)], 1) for a, b in joined)
+                else:
+                    keys, values, key_positions = cache.read()
+        where = attention.Where(positions, key_positions, segments, segments)
+        call = attention.Call(
+            self.spec.mask, self.spec.scale, self.spec.softcap, aligned, self.compute.attention_block
+        )
+        keys, values = keys.astype(q.dtype), values.astype(q.dtype)
+        y = attention.attend(self.compute.attention, call, q, keys, values, where, sinks)
+        if capturing(self):
+            capture(self, "probabilities", reference.probabilities(call, q, keys, where, sinks))
+        return y, cache

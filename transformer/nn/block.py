@@ -1,0 +1,57 @@
+"""One layer: two residual branches and the placement of their norms."""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+from jaxtyping import Array, Float
+
+from transformer import spec
+from transformer.nn.attention import Attention
+from transformer.nn.context import Context
+from transformer.nn.feed_forward import FeedForward
+from transformer.nn.projection import Norm, capture
+from transformer.ops.cache import KVCache
+from transformer.settings import Compute
+
+
+class Block(nn.Module):
+    """Attention, then the feed-forward; `gain` scales the initial output of each residual branch."""
+
+    spec: spec.Block
+    compute: Compute
+    gain: float
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], context: Context, cache: KVCache | None
+    ) -> tuple[Float[Array, "B T D"], KVCache | None]:
+        s = self.spec
+        attention = Attention(s.mixer, self.compute, self.gain, name="attention")
+        ffn = FeedForward(s.ffn, self.compute, self.gain, name="ffn")
+
+        def attend(h):
+            nonlocal cache
+            h, cache = attention(h, context, cache)
+            capture(self, "attention_out", h)
+            return h
+
+        def feed(h):
+            h = ffn(h)
+            capture(self, "ffn_out", h)
+            return h
+
+        x = self._branch(x, attend, "attention")
+        x = self._branch(x, feed, "ffn")
+        capture(self, "residual", x)
+        return x, cache
+
+    def _branch(self, x: Array, function: Callable[[Array], Array], name: str) -> Array:
+        """x plus a sublayer, with its norms before, after the sum, or around the sublayer."""
+        norm = Norm(self.spec.norm, name=f"{name}_norm")
+        match self.spec.placement:
+            case "pre":
+                return x + function(norm(x))
+            case "post":
+                return norm(x + function(x))
+            case "sandwich":
+                return x + Norm(self.spec.norm, name=f"{name}_post_norm")(function(norm(x)))

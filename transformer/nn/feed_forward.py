@@ -1,0 +1,32 @@
+"""The dense and gated feed-forward layer."""
+
+import flax.linen as nn
+from jaxtyping import Array, Float
+
+from transformer import axes as ax
+from transformer import spec
+from transformer.nn.projection import Projection
+from transformer.ops.activations import activate
+from transformer.settings import Compute
+from transformer.sharding import constrain
+
+
+class FeedForward(nn.Module):
+    """down(act(up x)), or down(act(gate x) · up x) when gated; `gain` scales the initial down projection."""
+
+    spec: spec.FeedForward
+    compute: Compute
+    gain: float
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        s, rules, width = self.spec, self.compute.rules, x.shape[-1]
+        inward = (width,), (s.d_ff,), (ax.EMBED, ax.MLP), s.bias
+        y = Projection(*inward, name="up")(x)
+        if s.gated:
+            y = activate(s.activation, Projection(*inward, name="gate")(x)) * y
+        else:
+            y = activate(s.activation, y)
+        y = constrain(y, (ax.BATCH, ax.LENGTH, ax.ACT_MLP), rules)
+        y = Projection((s.d_ff,), (width,), (ax.MLP, ax.EMBED), s.bias, self.gain, name="down")(y)
+        return constrain(y, (ax.BATCH, ax.LENGTH, ax.ACT_EMBED), rules)

@@ -1,0 +1,61 @@
+"""Attention: one door, several bodies behind one signature.
+
+Every body computes softmax(softcap(scale · q kᵀ) + mask) v and takes the same `Call`; it says what it can't serve.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+
+import jax
+from jaxtyping import Array, Float
+
+from transformer.ops.attention import blockwise, reference
+from transformer.ops.attention.call import Call, Where
+
+log = logging.getLogger(__name__)
+
+BODIES: dict[str, Callable] = {"reference": reference.attend, "blockwise": blockwise.attend}
+REFUSALS: dict[str, Callable[[Call], str | None]] = {"reference": reference.refuse, "blockwise": blockwise.refuse}
+
+# Below this many scores a head, one T×S matrix is faster than a loop over blocks (benchmarks/attention.py).
+REFERENCE_SCORES = 1024 * 1024
+
+
+def attend(
+    body: str,
+    call: Call,
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K Hv"],
+    where: Where,
+    sinks: Float[Array, " N"] | None = None,
+) -> Float[Array, "B T N Hv"]:
+    """Runs the named attention body; "auto" chooses one and logs its choice once.
+
+    Query head n reads key head n // G with G = N / K. A query that sees no key gives zeros. Softmax in float32;
+    dtype in = dtype out.
+
+    Raises:
+      ValueError: the named body can't serve the call; the message says why.
+    """
+    name = choose(call, q.shape[1], k.shape[1]) if body == "auto" else body
+    reason = REFUSALS[name](call)
+    if reason:
+        raise ValueError(f"compute.attention={name!r}: {reason}")
+    return BODIES[name](call, q, k, v, where, sinks)
+
+
+def choose(call: Call, q_length: int, k_length: int) -> str:
+    """The body that "auto" stands for at these lengths on this platform."""
+    name = "reference" if q_length * k_length <= REFERENCE_SCORES else "blockwise"
+    _log_choice(name, jax.default_backend(), q_length, k_length)
+    return name
+
+
+@functools.cache
+def _log_choice(name: str, platform: str, q_length: int, k_length: int) -> None:
+    log.info("attention=auto: %s for T=%d, S=%d on %s", name, q_length, k_length, platform)
+
+
+__all__ = ["BODIES", "Call", "Where", "attend", "choose"]

@@ -1,0 +1,60 @@
+"""The reference attention body: the formula as written, with the whole T×S matrix."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from transformer.ops.attention.call import Call, Where
+from transformer.ops.mask import visible
+
+# Finite, so that a row without any visible key has no inf - inf in it.
+MASKED = -1e30
+
+
+def refuse(call: Call) -> str | None:
+    """Serves every call."""
+    return None
+
+
+def probabilities(
+    call: Call,
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    where: Where,
+    sinks: Float[Array, " N"] | None = None,
+) -> Float[Array, "B N T S"]:
+    """Attention probabilities in float32; rows sum to 1, to less with sinks, to 0 where nothing is visible."""
+    batch, length, heads, dim = q.shape
+    kv_heads = k.shape[2]
+    q = q.reshape(batch, length, kv_heads, heads // kv_heads, dim)
+    scores = jnp.einsum("btkgh,bskh->bkgts", q, k, preferred_element_type=jnp.float32) * call.scale
+    if call.softcap is not None:
+        scores = call.softcap * jnp.tanh(scores / call.softcap)
+    seen = visible(call.mask, where.q_positions, where.k_positions, where.q_segments, where.k_segments)
+    seen = seen[:, None, None]
+    top = jnp.max(scores, axis=-1, keepdims=True, where=seen, initial=MASKED)
+    if sinks is not None:
+        sink = sinks.astype(jnp.float32).reshape(kv_heads, heads // kv_heads, 1, 1)
+        top = jnp.maximum(top, sink)
+    weights = jnp.where(seen, jnp.exp(jnp.where(seen, scores, MASKED) - top), 0)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + jnp.exp(sink - top)
+    out = weights / jnp.where(total == 0, 1, total)
+    return out.reshape(batch, heads, length, k.shape[1])
+
+
+def attend(
+    call: Call,
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K Hv"],
+    where: Where,
+    sinks: Float[Array, " N"] | None = None,
+) -> Float[Array, "B T N Hv"]:
+    """Attention by the formula; memory grows with T·S."""
+    batch, heads, length, keys = q.shape[0], q.shape[2], q.shape[1], k.shape[1]
+    kv_heads = k.shape[2]
+    weights = probabilities(call, q, k, where, sinks).astype(v.dtype)
+    weights = weights.reshape(batch, kv_heads, heads // kv_heads, length, keys)
+    out = jnp.einsum("bkgts,bskh->btkgh", weights, v)
+    return out.reshape(batch, length, heads, v.shape[-1]).astype(q.dtype)

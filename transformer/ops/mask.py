@@ -1,0 +1,29 @@
+"""The one predicate that says who may look at whom."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from transformer.spec import Mask
+
+
+def visible(
+    mask: Mask,
+    q_positions: Int[Array, "*B T"],
+    k_positions: Int[Array, "*B S"],
+    q_segments: Int[Array, "*B T"] | None = None,
+    k_segments: Int[Array, "*B S"] | None = None,
+) -> Bool[Array, "*B T S"]:
+    """True where a query may look at a key.
+
+    Positions are absolute; a negative one marks padding or an empty cache slot: such keys are never seen and
+    such queries see nothing. Segments (packed documents) see only their own.
+    """
+    q, k = q_positions[..., :, None], k_positions[..., None, :]
+    seen = (q >= 0) & (k >= 0)
+    if mask.causal:
+        seen &= k <= q
+    if mask.window is not None:
+        seen &= jnp.abs(q - k) < mask.window
+    if q_segments is not None and k_segments is not None:
+        seen &= q_segments[..., :, None] == k_segments[..., None, :]
+    return seen

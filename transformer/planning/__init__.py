@@ -1,0 +1,1 @@
+"""Accounting of parameters, FLOPs and caches, from the spec alone."""

@@ -1,0 +1,204 @@
+"""HOW to run: strict, frozen settings. What a model *is* lives in `spec.py`.
+
+Every field takes effect or is refused with a message that names the field, the value and the remedy.
+`from_mapping` reads nested plain data (an `ml_collections.ConfigDict` or JSON) and refuses unknown keys.
+"""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+DType = Literal["float32", "bfloat16"]
+
+
+class SettingsError(ValueError):
+    """A setting can't be used; the message names the field, its value and the remedy."""
+
+
+def check(condition: bool, name: str, value: Any, remedy: str) -> None:
+    """Raises `SettingsError` naming the field, the value and the remedy unless `condition` holds."""
+    if not condition:
+        raise SettingsError(f"{name}={value!r}: {remedy}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """How the model's arithmetic runs; changes speed, memory and rounding, never what is computed."""
+
+    dtype: DType = "float32"  # of activations and matmuls; parameters are float32
+    attention: Literal["auto", "reference", "blockwise"] = "auto"
+    attention_block: int = 256  # rows of a query or key block of `blockwise`
+    remat: Literal["none", "dots", "full"] = "none"
+    unroll: int = 1  # body repeats unrolled per scan step
+    loss_chunk: int = 8192  # vocabulary columns of logits alive at once
+    rules: Literal["default"] = "default"  # preset of sharding.py: logical axes -> mesh axes
+
+    def __post_init__(self):
+        block = self.attention_block
+        check(block >= 16 and block % 8 == 0, "compute.attention_block", block, "use a multiple of 8, at least 16")
+        check(self.unroll >= 1, "compute.unroll", self.unroll, "use 1 (a plain scan) or more")
+        check(self.loss_chunk >= 128, "compute.loss_chunk", self.loss_chunk, "use at least 128 vocabulary columns")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """Sizes of the device mesh; -1 for one axis takes the devices that the others leave."""
+
+    data: int = -1  # batch split, parameters replicated
+    fsdp: int = 1  # batch and parameters split (ZeRO-3)
+    tensor: int = 1  # heads, hidden and vocabulary split (Megatron)
+
+    def __post_init__(self):
+        for name, size in dataclasses.asdict(self).items():
+            check(size == -1 or size >= 1, f"mesh.{name}", size, "use a positive size, or -1 for what is left")
+        left = [name for name, size in dataclasses.asdict(self).items() if size == -1]
+        check(len(left) <= 1, "mesh", left, "only one axis may be -1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Text, tokenizer and rows."""
+
+    source: Literal["python_docs", "text"] = "python_docs"
+    paths: tuple[str, ...] = ()  # files or globs of UTF-8 text; for source="text"
+    tokenizer: str = "bytes"  # "bytes", or the path of a Hugging Face tokenizer.json
+    seq_len: int = 256  # T
+    batch_size: int = 16  # B, rows of one optimiser step over all processes
+    validation_fraction: float = 0.05  # of the documents, chosen by content hash
+    seed: int = 0
+
+    def __post_init__(self):
+        check(self.seq_len >= 2, "data.seq_len", self.seq_len, "a row needs at least 2 tokens")
+        check(self.batch_size >= 1, "data.batch_size", self.batch_size, "use at least 1 row")
+        fraction = self.validation_fraction
+        check(0 < fraction < 1, "data.validation_fraction", fraction, "use a fraction between 0 and 1, such as 0.05")
+        text = self.source == "text"
+        check(text or not self.paths, "data.paths", self.paths, 'paths need data.source="text"')
+        check(not text or bool(self.paths), "data.paths", self.paths, 'data.source="text" needs at least one path')
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """AdamW with linear warm-up and cosine decay, clipped by the global gradient norm."""
+
+    peak_lr: float = 3e-3
+    end_lr_fraction: float = 0.1  # the cosine ends at this fraction of peak_lr
+    warmup_steps: int = 20
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1  # matrices only: norms, biases, sinks and tables of positions are exempt
+    clip_norm: float = 1.0
+
+    def __post_init__(self):
+        check(self.peak_lr > 0, "optimizer.peak_lr", self.peak_lr, "use a positive learning rate")
+        check(0 <= self.end_lr_fraction <= 1, "optimizer.end_lr_fraction", self.end_lr_fraction, "use 0 to 1")
+        check(self.warmup_steps >= 0, "optimizer.warmup_steps", self.warmup_steps, "use 0 or more steps")
+        check(0 <= self.b1 < 1, "optimizer.b1", self.b1, "use a value in [0, 1)")
+        check(0 <= self.b2 < 1, "optimizer.b2", self.b2, "use a value in [0, 1)")
+        check(self.eps > 0, "optimizer.eps", self.eps, "use a positive epsilon")
+        check(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "use 0 or more")
+        check(self.clip_norm > 0, "optimizer.clip_norm", self.clip_norm, "use a positive norm (inf: no clipping)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """Length of the run, and what happens how often (all in optimiser steps; 0 = never)."""
+
+    steps: int = 300
+    accumulate: int = 1  # microbatches per optimiser step; must divide data.batch_size
+    log_every: int = 10
+    eval_every: int = 100
+    eval_batches: int = 8
+    checkpoint_every: int = 100
+    keep_checkpoints: int = 2
+    sample_every: int = 0
+    sample_prompts: tuple[str, ...] = ("The ",)
+    sample_tokens: int = 200
+    sample_temperature: float = 0.7
+
+    def __post_init__(self):
+        for name in ("steps", "accumulate", "eval_batches", "keep_checkpoints", "sample_tokens", "log_every"):
+            check(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "use at least 1")
+        for name in ("eval_every", "checkpoint_every", "sample_every"):
+            check(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "use 0 (never) or more steps")
+        check(self.sample_temperature >= 0, "train.sample_temperature", self.sample_temperature, "use 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One run, all but the model."""
+
+    seed: int = 0  # of the initial parameters
+    compute: Compute = field(default_factory=Compute)
+    mesh: Mesh = field(default_factory=Mesh)
+    data: Data = field(default_factory=Data)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    train: Train = field(default_factory=Train)
+
+    def __post_init__(self):
+        accumulate, batch = self.train.accumulate, self.data.batch_size
+        check(batch % accumulate == 0, "train.accumulate", accumulate, f"must divide data.batch_size={batch}")
+        warmup, steps = self.optimizer.warmup_steps, self.train.steps
+        check(warmup < steps, "optimizer.warmup_steps", warmup, f"must be below train.steps={steps}")
+
+
+def from_mapping[T](cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
+    """Builds the frozen dataclass `cls` from nested plain data; `path` prefixes names in messages.
+
+    Raises:
+      SettingsError: an unknown key, a missing field, or a value of the wrong type.
+    """
+    if not isinstance(values, Mapping):
+        raise SettingsError(f"{path.rstrip('.') or cls.__name__}={values!r}: expected a group of fields")
+    hints = typing.get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    for key in values:
+        if key not in fields:
+            close = difflib.get_close_matches(str(key), fields, n=1)
+            hint = f"did you mean {path}{close[0]}?" if close else f"known: {', '.join(fields)}"
+            raise SettingsError(f"{path}{key}={values[key]!r}: unknown field; {hint}")
+    missing = [
+        f"{path}{name}"
+        for name, f in fields.items()
+        if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise SettingsError(f"{', '.join(missing)}: required and not given; add it to the config")
+    return cls(**{key: _coerce(hints[key], value, path + key) for key, value in values.items()})
+
+
+def _coerce(hint: Any, value: Any, name: str) -> Any:
+    """`value` as the annotated type `hint`, exactly: an int may stand for a float, a list for a tuple."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return value if isinstance(value, hint) else from_mapping(hint, value, name + ".")
+    if origin is Literal:
+        check(value in args and type(value) in {type(a) for a in args}, name, value, f"use one of {list(args)}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _coerce_union(args, value, name)
+    if origin is tuple:
+        check(isinstance(value, list | tuple), name, value, "expected a list")
+        return tuple(_coerce(args[0], item, f"{name}[{i}]") for i, item in enumerate(value))
+    if hint is float and type(value) is int:
+        return float(value)
+    check(type(value) is hint, name, value, f"expected {hint.__name__}, got {type(value).__name__}")
+    return value
+
+
+def _coerce_union(args: tuple[Any, ...], value: Any, name: str) -> Any:
+    if value is None and type(None) in args:
+        return None
+    errors = []
+    for option in args:
+        if option is not type(None):
+            try:
+                return _coerce(option, value, name)
+            except SettingsError as error:
+                errors.append(str(error))
+    raise SettingsError("; or ".join(errors))

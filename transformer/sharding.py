@@ -1,0 +1,122 @@
+"""Where arrays lie: the device mesh, and the one table from logical axis names to mesh axes."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from transformer import axes as ax
+from transformer import settings
+
+MESH_AXES = tuple(f.name for f in dataclasses.fields(settings.Mesh))
+
+# One preset serves data parallelism, FSDP, tensor parallelism and their products: the sizes of the mesh choose.
+RULES: dict[str, dict[str, tuple[str, ...]]] = {
+    "default": {
+        ax.VOCAB: ("tensor",),
+        ax.POSITION: (),
+        ax.EMBED: ("fsdp",),
+        ax.HEADS: ("tensor",),
+        ax.KV_HEADS: ("tensor",),
+        ax.HEAD_DIM: (),
+        ax.MLP: ("tensor",),
+        ax.LAYERS: (),
+        ax.NORM: (),
+        ax.BATCH: ("data", "fsdp"),
+        ax.LENGTH: (),
+        ax.ACT_EMBED: (),
+        ax.ACT_HEADS: ("tensor",),
+        ax.ACT_MLP: ("tensor",),
+        ax.ACT_VOCAB: ("tensor",),
+    },
+}
+
+
+class ShardingError(ValueError):
+    """A mesh can't be made or doesn't fit; the message names the axis, the sizes and the remedy."""
+
+
+def make_mesh(sizes: settings.Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
+    """A mesh over all devices (or the given ones) with axes `MESH_AXES`; -1 takes what is left.
+
+    Raises:
+      ShardingError: the sizes don't multiply to the number of devices.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    shape = dataclasses.asdict(sizes)
+    known = math.prod(size for size in shape.values() if size != -1)
+    total = len(devices)
+    if total % known:
+        raise ShardingError(f"mesh={shape}: sizes multiply to {known}, which doesn't divide {total} devices")
+    shape = {name: total // known if size == -1 else size for name, size in shape.items()}
+    if math.prod(shape.values()) != total:
+        raise ShardingError(f"mesh={shape}: uses {math.prod(shape.values())} of {total} devices; set one axis to -1")
+    return jax.make_mesh(
+        tuple(shape.values()), tuple(shape), axis_types=(AxisType.Auto,) * len(shape), devices=devices
+    )
+
+
+def partition_spec(
+    names: Sequence[str | None],
+    shape: Sequence[int],
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
+    rules: str = "default",
+    what: str = "array",
+) -> PartitionSpec:
+    """The mesh axes of an array whose dimensions carry logical `names`; mesh axes of size 1 are left out.
+
+    Raises:
+      ShardingError: an unknown name, one mesh axis used for two dimensions, or a size that doesn't divide.
+    """
+    table, taken, entries = RULES[rules], {}, []
+    if len(names) != len(shape):
+        raise ShardingError(f"{what}: {len(names)} axis names {tuple(names)} for shape {tuple(shape)}")
+    for name, size in zip(names, shape, strict=True):
+        if name is not None and name not in ax.ALL:
+            raise ShardingError(f"{what}: unknown logical axis {name!r}; axes.py lists {sorted(ax.ALL)}")
+        used = tuple(axis for axis in (table[name] if name else ()) if mesh.shape[axis] > 1)
+        for axis in used:
+            if axis in taken:
+                raise ShardingError(f"{what}: axes {taken[axis]!r} and {name!r} both want mesh axis {axis!r}")
+            taken[axis] = name
+        ways = math.prod(mesh.shape[axis] for axis in used)
+        if size % ways:
+            raise ShardingError(
+                f"{what}: {name}={size} can't be split {ways} ways over mesh axes {used}; "
+                f"change mesh.{used[-1]} or the model's size"
+            )
+        entries.append(used if len(used) > 1 else used[0] if used else None)
+    return PartitionSpec(*entries)
+
+
+def constrain(x: jax.Array, names: Sequence[str | None], rules: str = "default") -> jax.Array:
+    """Pins an activation to the mesh; the identity only where no mesh is set (`jax.set_mesh`)."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, partition_spec(names, x.shape, mesh, rules, what="activation"))
+
+
+def ways(name: str, rules: str = "default") -> int:
+    """Into how many parts the mesh in force splits a logical axis (1 where no mesh is set)."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in RULES[rules][name])
+
+
+def batch_sharding(mesh: jax.sharding.Mesh, rules: str = "default") -> NamedSharding:
+    """Sharding of [B, T] arrays of a batch."""
+    used = tuple(axis for axis in RULES[rules][ax.BATCH] if mesh.shape[axis] > 1)
+    return NamedSharding(mesh, PartitionSpec(used or None, None))
+
+
+def check_batch(rows: int, mesh: jax.sharding.Mesh, rules: str = "default") -> None:
+    """Raises `ShardingError` if a (micro)batch of `rows` can't be split over the mesh."""
+    parts = int(np.prod([mesh.shape[axis] for axis in RULES[rules][ax.BATCH]]))
+    if rows % parts:
+        raise ShardingError(
+            f"data.batch_size / train.accumulate={rows}: must divide over {parts} devices of mesh axes "
+            f"{RULES[rules][ax.BATCH]}; use a multiple of {parts}"
+        )

@@ -1,0 +1,201 @@
+"""Text <-> token ids: one protocol, with bytes or a Hugging Face `tokenizer.json` behind it."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import tokenizers
+
+from transformer.settings import SettingsError
+
+_REPLACEMENT = "\ufffd"
+
+# Tried in this order among the added tokens, where no tokenizer_config.json says which token has which role.
+_COMMON_SPECIALS = {
+    "bos": ("<s>", "<|begin_of_text|>", "<bos>", "<|startoftext|>", "[CLS]"),
+    "eos": ("</s>", "<|end_of_text|>", "<eos>", "<|endoftext|>", "<|im_end|>", "[SEP]"),
+    "pad": ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>"),
+}
+
+
+class Tokenizer(Protocol):
+    """Text to ids in [0, vocab_size) and back; a special id is None where the tokenizer has no such token."""
+
+    vocab_size: int
+    bos_id: int | None
+    eos_id: int | None
+    pad_id: int | None
+    identity: dict[str, Any]  # JSON-able; equal exactly when two tokenizers give the same ids
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, with no special token added."""
+        ...
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`: special tokens skipped, invalid UTF-8 replaced by U+FFFD."""
+        ...
+
+    def encode_with_bytes(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of `text` and the UTF-8 bytes each accounts for: two int32 [L]; bytes sum to those of `text`."""
+        ...
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as tokens: pad 0, bos 1, eos 2, byte b is b + 3."""
+
+    vocab_size = 259
+    pad_id, bos_id, eos_id = 0, 1, 2
+    identity = {"kind": "bytes", "vocab_size": 259}
+
+    def encode(self, text: str) -> list[int]:
+        """The UTF-8 bytes of `text`, each plus 3."""
+        return [byte + 3 for byte in text.encode()]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`: ids that are no byte skipped, invalid UTF-8 replaced by U+FFFD."""
+        return bytes(i - 3 for i in ids if 3 <= i < 259).decode("utf-8", errors="replace")
+
+    def encode_with_bytes(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of `text` and a 1 for each: two int32 [L]."""
+        ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32) + 3
+        return ids, np.ones_like(ids)
+
+
+class HFTokenizer:
+    """A Hugging Face `tokenizer.json`; special roles come from the tokenizer_config.json beside it, or common names.
+
+    Special tokens spelled out in a text become their ids, as in Hugging Face.
+
+    Raises:
+      SettingsError: the file is missing or no tokenizer.json, or a special token that the config names is not in it.
+    """
+
+    def __init__(self, path: str | Path):
+        path = Path(path)
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise SettingsError(
+                f"data.tokenizer={str(path)!r}: can't be read ({error.strerror}); "
+                'use "bytes", or the path of a Hugging Face tokenizer.json'
+            ) from error
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(content.decode())
+        except Exception as error:  # the library raises bare Exception
+            raise SettingsError(
+                f"data.tokenizer={str(path)!r}: not a Hugging Face tokenizer.json ({error}); "
+                "convert other formats with the transformers library first"
+            ) from error
+        # A tokenizer.json may carry these from whoever saved it; they would silently cut or pad documents.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        # Ids may have gaps: an embedding needs a row for the largest id, however many tokens there are.
+        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        specials = _special_ids(self._tokenizer, path)
+        self.bos_id, self.eos_id, self.pad_id = specials["bos"], specials["eos"], specials["pad"]
+        self.identity = {
+            "kind": "hf",
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "vocab_size": self.vocab_size,
+            **{f"{role}_id": i for role, i in specials.items()},
+        }
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, with no special token added."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`: special and unknown ids skipped, invalid UTF-8 replaced by U+FFFD."""
+        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
+
+    def encode_with_bytes(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of `text` and the UTF-8 bytes each accounts for: two int32 [L]; bytes sum to those of `text`."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        ids = np.asarray(encoding.ids, np.int32)
+        if not ids.size:
+            return ids, ids
+        code_points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        widths = 1 + sum((code_points >= first).astype(np.int32) for first in (0x80, 0x800, 0x10000))
+        bytes_before = np.concatenate([[0], np.cumsum(widths)])
+        # Offsets are characters: tokens that share one character repeat its end, and trimmed spaces lie between
+        # tokens. The running maximum counts the first once and gives the second to the token that follows.
+        ends = np.maximum.accumulate([end for _, end in encoding.offsets])
+        ends[-1] = len(text)
+        return ids, np.diff(bytes_before[ends], prepend=0).astype(np.int32)
+
+
+class StreamDecoder:
+    """Decodes a growing sequence; what `push` and the final `flush` return joins to the text of all ids."""
+
+    _CONTEXT = 16  # ids kept once shown: a first token loses its leading space in some decoders
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._shown = 0  # characters of decode(self._ids) already returned
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that `ids` complete; a character whose last byte is still to come is held back."""
+        self._ids.extend(int(i) for i in ids)
+        text = self._tokenizer.decode(self._ids)
+        complete = text.rstrip(_REPLACEMENT)
+        new, self._shown = complete[self._shown :], max(self._shown, len(complete))
+        if complete == text and len(self._ids) > 2 * self._CONTEXT:
+            self._forget(text)
+        return new
+
+    def flush(self) -> str:
+        """The text still held back, incomplete characters as U+FFFD; the decoder then starts afresh."""
+        rest = self._tokenizer.decode(self._ids)[self._shown :]
+        self._ids, self._shown = [], 0
+        return rest
+
+    def _forget(self, text: str) -> None:
+        context = self._ids[-self._CONTEXT :]
+        shown = self._tokenizer.decode(context)
+        # Not so when the context starts inside a character, or holds nothing but special tokens: keep all for now.
+        if shown and text.endswith(shown):
+            self._ids, self._shown = context, len(shown)
+
+
+def load_tokenizer(name_or_path: str | Path) -> Tokenizer:
+    """The tokenizer "bytes", or that of a Hugging Face tokenizer.json or of the directory that holds one.
+
+    Raises:
+      SettingsError: there is no such file, or it is not a tokenizer.json.
+    """
+    if name_or_path == "bytes":
+        return ByteTokenizer()
+    path = Path(name_or_path)
+    return HFTokenizer(path / "tokenizer.json" if path.is_dir() else path)
+
+
+def _special_ids(tokenizer: tokenizers.Tokenizer, path: Path) -> dict[str, int | None]:
+    """Ids of bos, eos and pad: what tokenizer_config.json says, else the first common name among the added tokens."""
+    config_path = path.with_name("tokenizer_config.json")
+    config = {}
+    if config_path.exists():
+        try:
+            config = json.loads(config_path.read_bytes())
+        except ValueError as error:
+            raise SettingsError(
+                f"data.tokenizer={str(path)!r}: {config_path} is not JSON ({error}); mend or remove it"
+            ) from error
+    added = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
+    ids: dict[str, int | None] = {}
+    for role, names in _COMMON_SPECIALS.items():
+        key = f"{role}_token"
+        if key not in config:
+            ids[role] = next((added[name] for name in names if name in added), None)
+            continue
+        token = config[key]["content"] if isinstance(config[key], dict) else config[key]
+        ids[role] = None if token is None else tokenizer.token_to_id(token)
+        if token is not None and ids[role] is None:
+            raise SettingsError(
+                f"data.tokenizer={str(path)!r}: {config_path.name} names {key}={token!r}, which is not in the "
+                "vocabulary; add it to tokenizer.json or remove it from the config"
+            )
+    return ids

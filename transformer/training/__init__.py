@@ -1,0 +1,1 @@
+"""Training: data, state, step, optimiser and loop."""
