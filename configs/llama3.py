@@ -17,7 +17,15 @@ D70B = dict(d_model=8192, num_layers=80, num_heads=64, head_dim=128, d_ff=28672,
 TINY = dict(vocab_size=264, rope_theta=1e4, norm_eps=1e-5)
 SIZES = {
     "tiny": dict(
-        TINY, d_model=64, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=16, d_ff=160, max_length=256, tied=False,
+        TINY,
+        d_model=64,
+        num_layers=3,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        d_ff=160,
+        max_length=256,
+        tied=False,
         rope_scaling=dict(SCALING, original_max_length=64),
     ),
     "mini": dict(
@@ -27,9 +35,7 @@ SIZES = {
     "70b": dict(SHORT, **D70B),
     "3.1-8b": dict(LONG, **D8B),
     "3.1-70b": dict(LONG, **D70B),
-    "3.1-405b": dict(
-        LONG, d_model=16384, num_layers=126, num_heads=128, head_dim=128, d_ff=53248, tied=False
-    ),
+    "3.1-405b": dict(LONG, d_model=16384, num_layers=126, num_heads=128, head_dim=128, d_ff=53248, tied=False),
     "3.2-1b": dict(SMALL, d_model=2048, num_layers=16, num_heads=32, head_dim=64, d_ff=8192),
     "3.2-3b": dict(SMALL, d_model=3072, num_layers=28, num_heads=24, head_dim=128, d_ff=8192),
 }

@@ -12,8 +12,17 @@ D7B = dict(
 )
 SIZES = {
     "tiny": dict(
-        vocab_size=264, d_model=64, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=16, d_ff=160, max_length=256,
-        window=8, rope_theta=1e4, norm_eps=1e-5,
+        vocab_size=264,
+        d_model=64,
+        num_layers=3,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        d_ff=160,
+        max_length=256,
+        window=8,
+        rope_theta=1e4,
+        norm_eps=1e-5,
     ),
     "7b-v0.1": dict(D7B, vocab_size=32000, window=4096, rope_theta=1e4),
     "7b-v0.3": dict(D7B, vocab_size=32768, window=None, rope_theta=1e6),

@@ -7,13 +7,20 @@ trains the tiny size on the embedded text.
 
 from configs import common
 
-PUBLISHED = dict(
-    vocab_size=151936, num_kv_heads=8, head_dim=128, max_length=40960, rope_theta=1e6, norm_eps=1e-6
-)
+PUBLISHED = dict(vocab_size=151936, num_kv_heads=8, head_dim=128, max_length=40960, rope_theta=1e6, norm_eps=1e-6)
 SIZES = {
     "tiny": dict(
-        vocab_size=264, d_model=64, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=24, d_ff=160, max_length=256,
-        rope_theta=1e4, norm_eps=1e-6, tied=True,
+        vocab_size=264,
+        d_model=64,
+        num_layers=3,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=24,
+        d_ff=160,
+        max_length=256,
+        rope_theta=1e4,
+        norm_eps=1e-6,
+        tied=True,
         rope_scaling=dict(factor=4.0, beta_fast=32.0, beta_slow=1.0, original_max_length=64),
     ),
     "0.6b": dict(PUBLISHED, d_model=1024, num_layers=28, num_heads=16, d_ff=3072, tied=True),

@@ -54,9 +54,7 @@ def make_mesh(sizes: settings.Mesh, devices: Sequence[jax.Device] | None = None)
     shape = {name: total // known if size == -1 else size for name, size in shape.items()}
     if math.prod(shape.values()) != total:
         raise ShardingError(f"mesh={shape}: uses {math.prod(shape.values())} of {total} devices; set one axis to -1")
-    return jax.make_mesh(
-        tuple(shape.values()), tuple(shape), axis_types=(AxisType.Auto,) * len(shape), devices=devices
-    )
+    return jax.make_mesh(tuple(shape.values()), tuple(shape), axis_types=(AxisType.Auto,) * len(shape), devices=devices)
 
 
 def partition_spec(

@@ -28,7 +28,11 @@ class Tokenizer(Protocol):
     bos_id: int | None
     eos_id: int | None
     pad_id: int | None
-    identity: dict[str, Any]  # JSON-able; equal exactly when two tokenizers give the same ids
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """JSON-able; equal where two tokenizers are the same file (or kind) with the same special ids."""
+        ...
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, with no special token added."""
@@ -48,7 +52,11 @@ class ByteTokenizer:
 
     vocab_size = 259
     pad_id, bos_id, eos_id = 0, 1, 2
-    identity = {"kind": "bytes", "vocab_size": 259}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells this tokenizer from others: its kind and size."""
+        return {"kind": "bytes", "vocab_size": self.vocab_size}
 
     def encode(self, text: str) -> list[int]:
         """The UTF-8 bytes of `text`, each plus 3."""
@@ -96,12 +104,13 @@ class HFTokenizer:
         self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         specials = _special_ids(self._tokenizer, path)
         self.bos_id, self.eos_id, self.pad_id = specials["bos"], specials["eos"], specials["pad"]
-        self.identity = {
-            "kind": "hf",
-            "sha256": hashlib.sha256(content).hexdigest(),
-            "vocab_size": self.vocab_size,
-            **{f"{role}_id": i for role, i in specials.items()},
-        }
+        self._sha256 = hashlib.sha256(content).hexdigest()
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells this tokenizer from others: its file's content, and the special ids that may lie beside it."""
+        ids = {"bos_id": self.bos_id, "eos_id": self.eos_id, "pad_id": self.pad_id}
+        return {"kind": "hf", "sha256": self._sha256, "vocab_size": self.vocab_size, **ids}
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, with no special token added."""

@@ -16,7 +16,7 @@ from transformer.tokenizer import ByteTokenizer, load_tokenizer
 from transformer.training import corpus, data
 
 KEYS = {"tokens", "targets", "target_bytes", "segment_ids", "positions", "weights"}
-WORDS = "the a of cat dog naïve 日本 🙂 runs sleeps under over table\n tree.".split(" ")
+WORDS = ["the", "a", "of", "cat", "dog", "naïve", "日本", "🙂", "runs", "sleeps", "under", "over", "table\n", "tree."]
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +121,8 @@ def test_every_epoch_holds_every_pair_once(settings, tokenizer):
     rows = iter(data.pack(documents, tokenizer, 16, shuffle_seed=5))
     seen, orders = Counter(), []
     for epoch in range(1, 4):
-        columns = np.concatenate([next(rows)["columns"] for _ in range(once.total() * epoch // 16 - seen.total() // 16)])
+        wanted = (once.total() * epoch - seen.total()) // 16
+        columns = np.concatenate([next(rows)["columns"] for _ in range(wanted)])
         orders.append(columns[:200, 0].tolist())
         seen.update(map(tuple, columns.tolist()))
         whole = Counter({pair: count * epoch for pair, count in once.items()})
@@ -290,7 +291,7 @@ def test_bad_input_is_named(settings, tmp_path, bpe):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 ole")
     with pytest.raises(SettingsError, match=r"data.paths: .*latin.txt is not UTF-8 at byte 3"):
         corpus.text_files([str(tmp_path / "*.txt")])
-    with pytest.raises(SettingsError, match="data.paths='.*none.txt': matches no file"):
+    with pytest.raises(SettingsError, match=r"data.paths='.*none.txt': matches no file"):
         corpus.text_files([str(tmp_path / "none.txt")])
     (tmp_path / "empty.txt").write_text("\n \n")
     with pytest.raises(SettingsError, match="hold no text"):
@@ -298,12 +299,12 @@ def test_bad_input_is_named(settings, tmp_path, bpe):
     for fraction, side in ((0.001, "validation"), (0.999, "training")):
         with pytest.raises(SettingsError, match=f"data.validation_fraction={fraction}: no {side} document among 1"):
             corpus.split(["one"], fraction)
-    with pytest.raises(SettingsError, match="data.batch_size=4: must be a multiple of the 3"):
+    with pytest.raises(SettingsError, match=r"data.batch_size=4: must be a multiple of the 3"):
         data.train_iterator(settings, bpe, process_count=3)
     with pytest.raises(SettingsError, match="single token"):
         data.pack(["a", "b"], bpe, 16)
     data.check_vocabulary(ByteTokenizer(), 259)
-    with pytest.raises(SettingsError, match="model.vocab_size=258.*data.tokenizer.*model.vocab_size=259"):
+    with pytest.raises(SettingsError, match=r"model.vocab_size=258.*data.tokenizer.*model.vocab_size=259"):
         data.check_vocabulary(ByteTokenizer(), 258)
 
 

@@ -1,1 +1,6 @@
-"""Prefill, decoding and sampling loops."""
+"""Text generation: `generate` from token ids, `generate_text` and `complete` from text."""
+
+from transformer.generation.text import Text, complete, generate_text
+from transformer.generation.tokens import Completion, generate
+
+__all__ = ["Completion", "Text", "complete", "generate", "generate_text"]

@@ -71,9 +71,7 @@ class Attention(nn.Module):
                 else:
                     keys, values, key_positions = cache.read()
         where = attention.Where(positions, key_positions, segments, segments)
-        call = attention.Call(
-            self.spec.mask, self.spec.scale, self.spec.softcap, aligned, self.compute.attention_block
-        )
+        call = attention.Call(self.spec.mask, self.spec.scale, self.spec.softcap, aligned, self.compute.attention_block)
         keys, values = keys.astype(q.dtype), values.astype(q.dtype)
         y = attention.attend(self.compute.attention, call, q, keys, values, where, sinks)
         if capturing(self):

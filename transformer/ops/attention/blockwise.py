@@ -1,13 +1,13 @@
-"""Attention over blocks of keys with an online softmax: memory grows with T, not with T·S.
+"""Attention over blocks of keys with an online softmax: memory grows with T + S, not with T·S.
 
 Milakov & Gimelshein 2018 (arXiv:1805.02867) for the running softmax, Rabe & Staats 2021 (arXiv:2112.05682) for
 attention in linear memory, Dao et al. 2022 (FlashAttention, arXiv:2205.14135) for the backward pass.
 
-One loop walks a schedule of (query block, key block) pairs, so that the program stays the same size however many
-blocks there are. Inside a block `ops.mask.visible` decides; the schedule only leaves out blocks in which it shows
-nothing.
+One loop walks a list of (query block, key block) pairs, so the program is as small for many blocks as for few.
+`ops.mask.visible` alone decides inside a block; the list only leaves out blocks in which it shows nothing: at
+trace time where row indices bound the mask, else at run time from the bounds of each block's positions.
 
-Block letters: q rows of a query block, s rows of a key block.
+Shapes inside: an array cut into blocks is [blocks, B, K, G, rows, H]; in einsums q and s are a block's rows.
 """
 
 import functools
@@ -16,22 +16,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from transformer.ops.attention.call import Call, Where
 from transformer.ops.mask import visible
 from transformer.spec import Mask
 
-# A masked score lies so far below the lowest running maximum that its exponential is 0 in rows that see nothing, too.
+# A masked score lies so far below the lowest running maximum that it weighs exactly 0, in rows that see nothing too.
 MASKED = -1e30
 LOWEST = -1e29
-
-
-class Rows(NamedTuple):
-    """One side's rows cut into blocks: positions and segments, [blocks, B, rows] each."""
-
-    positions: Int[Array, "blocks B rows"]
-    segments: Int[Array, "blocks B rows"] | None
 
 
 def refuse(call: Call) -> str | None:
@@ -48,73 +41,81 @@ def attend(
     where: Where,
     sinks: Float[Array, " N"] | None = None,
 ) -> Float[Array, "B T N Hv"]:
-    """Attention with memory that grows with T + S, forward and backward (Dao et al. 2022, algorithms 1 and 4)."""
+    """Attention in memory that grows with T + S, forward and backward (Dao et al. 2022, algorithms 1 and 4).
+
+    Raises:
+      ValueError: an aligned call with T != S.
+    """
     return _forward(call, q, k, v, where, sinks)[0]
 
 
-def schedule(mask: Mask, length: int, block: int) -> np.ndarray:
-    """Pairs (query block, key block) in which an aligned call may show something, query-major: int32 [pairs, 2].
-
-    Row indices bound positions from below (`Call.aligned`), so a block is left out for every input or for none.
-    """
-    size = block_size(length, block)
-    first = np.arange(0, length, size)
-    last = np.minimum(first + size, length) - 1
-    behind = first[:, None] - last  # least row distance where the query block comes after the key block
-    ahead = first - last[:, None]
-    live = np.maximum(behind, ahead) < (mask.window or length)
-    if mask.causal:
-        live &= ahead <= 0
-    return np.argwhere(live).astype(np.int32)
-
-
 def block_size(length: int, block: int) -> int:
-    """Rows of a block: the fewest that need no more blocks than `block` does, so that little is padded."""
+    """Rows of a block: the least that needs no more blocks than `block` would, so that little is padded."""
     return -(-length // -(-length // block))
 
 
-def _live(mask: Mask, q: Rows, k: Rows) -> tuple[Array, Array]:
-    """The pairs that may show something at these positions, first in an int32 [pairs, 2], and their number.
-
-    Bounds of positions and segments a block and batch row decide: nothing of size T·S is made.
-    """
-    q_low, q_high = _bounds(q.positions, q.positions >= 0)
-    k_low, k_high = _bounds(k.positions, k.positions >= 0)
-    q_low, q_high = q_low[:, None], q_high[:, None]
-    live = (q_low <= q_high) & (k_low <= k_high)
-    if mask.causal:
-        live &= k_low <= q_high
-    if mask.window is not None:
-        live &= (q_low - k_high < mask.window) & (k_low - q_high < mask.window)
-    if q.segments is not None and k.segments is not None:
-        q_first, q_last = _bounds(q.segments, q.positions >= 0)
-        k_first, k_last = _bounds(k.segments, k.positions >= 0)
-        live &= (k_first <= q_last[:, None]) & (q_first[:, None] <= k_last)
-    live = jnp.any(live, axis=-1)
-    pairs = jnp.stack(jnp.nonzero(live, size=live.size, fill_value=0), axis=-1)
-    return pairs.astype(jnp.int32), jnp.sum(live, dtype=jnp.int32)
+def aligned_blocks(mask: Mask, length: int, block: int) -> Bool[np.ndarray, "blocks blocks"]:
+    """True at the (query block, key block) in which an aligned call may show something, from row indices alone."""
+    size = block_size(length, block)
+    first = np.arange(0, length, size)
+    last = np.minimum(first + size, length) - 1
+    before, after = first[:, None] - last, first - last[:, None]  # least distance of rows, to earlier and later keys
+    shown = np.maximum(before, after) < (length if mask.window is None else mask.window)
+    return shown & (after <= 0) if mask.causal else shown
 
 
-def _bounds(x: Int[Array, "blocks B rows"], used: Array) -> tuple[Array, Array]:
-    # Halves of the range, so that differences of bounds can't overflow where nothing is used.
-    far = jnp.iinfo(x.dtype).max // 2
-    return jnp.min(x, axis=-1, where=used, initial=far), jnp.max(x, axis=-1, where=used, initial=-far)
+class _Rows(NamedTuple):
+    """Positions and segments of one side's rows."""
+
+    positions: Int[Array, "blocks B rows"]
+    segments: Int[Array, "blocks B rows"] | None
 
 
-def _plan(call: Call, q: Rows, k: Rows, length: int) -> tuple[Array, int | Array]:
+def _pairs(call: Call, q: _Rows, k: _Rows, lengths: tuple[int, int]) -> tuple[Int[Array, "pairs 2"], int | Array]:
+    """Block pairs to visit, query-major, and how many of them; that number is known at trace time where it can be."""
+    if call.aligned and lengths[0] != lengths[1]:
+        raise ValueError(f"call.aligned=True: T, S = {lengths} differ, so query i and key i are not one token")
+    shown = aligned_blocks(call.mask, lengths[0], call.block) if call.aligned else True
     if call.aligned and q.segments is None:
-        pairs = schedule(call.mask, length, call.block)
+        pairs = np.argwhere(shown).astype(np.int32)
         return jnp.asarray(pairs), len(pairs)
-    return _live(call.mask, q, k)
+    shown = shown & _bounded_blocks(call.mask, q, k)
+    pairs = jnp.stack(jnp.nonzero(shown, size=shown.size, fill_value=0), axis=-1)
+    return pairs.astype(jnp.int32), jnp.sum(shown, dtype=jnp.int32)
+
+
+def _bounded_blocks(mask: Mask, q: _Rows, k: _Rows) -> Bool[Array, "q_blocks k_blocks"]:
+    """True where the bounds of positions and segments don't rule out that a row of the batch sees something."""
+    q_low, q_high = (x[:, None] for x in _bounds(q.positions, q.positions >= 0))
+    k_low, k_high = _bounds(k.positions, k.positions >= 0)
+    shown = (q_low <= q_high) & (k_low <= k_high)
+    if mask.causal:
+        shown &= k_low <= q_high
+    if mask.window is not None:
+        shown &= (q_low - k_high < mask.window) & (k_low - q_high < mask.window)
+    if q.segments is not None and k.segments is not None:
+        q_low, q_high = (x[:, None] for x in _bounds(q.segments, q.positions >= 0))
+        k_low, k_high = _bounds(k.segments, k.positions >= 0)
+        shown &= (k_low <= q_high) & (q_low <= k_high)
+    return jnp.any(shown, axis=-1)
+
+
+def _bounds(x: Int[Array, "blocks B rows"], used: Bool[Array, "blocks B rows"]) -> tuple[Array, Array]:
+    """Lowest and highest of a block's used rows, crossed where there is none."""
+    ends = jnp.iinfo(x.dtype)
+    return jnp.min(x, axis=-1, where=used, initial=ends.max), jnp.max(x, axis=-1, where=used, initial=ends.min)
 
 
 def _cut(x: Array, block: int, fill: int = 0) -> Array:
     """[B, T, ...] -> [blocks, B, rows, ...], padded with `fill`."""
-    size = block_size(x.shape[1], block)
-    blocks = -(-x.shape[1] // size)
-    padding = [(0, 0), (0, blocks * size - x.shape[1])] + [(0, 0)] * (x.ndim - 2)
-    x = jnp.pad(x, padding, constant_values=fill)
-    return jnp.moveaxis(x.reshape(x.shape[0], blocks, size, *x.shape[2:]), 1, 0)
+    batch, length, *rest = x.shape
+    size = block_size(length, block)
+    x = jnp.pad(x, [(0, 0), (0, -length % size), *[(0, 0)] * len(rest)], constant_values=fill)
+    return jnp.moveaxis(x.reshape(batch, -1, size, *rest), 1, 0)
+
+
+def _cut_rows(positions: Array, segments: Array | None, block: int) -> _Rows:
+    return _Rows(_cut(positions, block, fill=-1), None if segments is None else _cut(segments, block))
 
 
 def _cut_heads(x: Float[Array, "B T N H"], block: int, kv_heads: int) -> Float[Array, "blocks B K G rows H"]:
@@ -124,119 +125,123 @@ def _cut_heads(x: Float[Array, "B T N H"], block: int, kv_heads: int) -> Float[A
 
 
 def _join_heads(x: Float[Array, "blocks B K G rows H"], length: int) -> Float[Array, "B T N H"]:
-    x = jnp.transpose(x, (1, 0, 4, 2, 3, 5))
-    return x.reshape(x.shape[0], -1, x.shape[3] * x.shape[4], x.shape[-1])[:, :length]
+    blocks, batch, kv_heads, group, size, dim = x.shape
+    x = jnp.transpose(x, (1, 0, 4, 2, 3, 5)).reshape(batch, blocks * size, kv_heads * group, dim)
+    return x[:, :length]
 
 
-def _cut_where(where: Where, block: int) -> tuple[Rows, Rows]:
-    cut = lambda positions, segments: Rows(
-        _cut(positions, block, fill=-1), None if segments is None else _cut(segments, block)
-    )
-    return cut(where.q_positions, where.q_segments), cut(where.k_positions, where.k_segments)
-
-
-def _take(tree, i):
+def _take[T](tree: T, i: Array) -> T:
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), tree)
 
 
-def _put(x, i, value):
+def _put(x: Array, i: Array, value: Array) -> Array:
     return jax.lax.dynamic_update_index_in_dim(x, value, i, axis=0)
-
-
-def _seen(mask: Mask, q: Rows, k: Rows) -> Array:
-    """[B, 1, 1, q, s]."""
-    return visible(mask, q.positions, k.positions, q.segments, k.segments)[:, None, None]
 
 
 def _dot(equation: str, a: Array, b: Array) -> Array:
     return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)
 
 
-def _cap(call: Call, scores: Array) -> Array:
-    scores = scores * call.scale
+def _capped_scores(call: Call, q: Float[Array, "B K G q H"], k: Float[Array, "B K s H"]) -> Array:
+    scores = _dot("bkgqh,bksh->bkgqs", q, k) * call.scale
     return scores if call.softcap is None else call.softcap * jnp.tanh(scores / call.softcap)
 
 
-def _forward(call, q, k, v, where, sinks):
-    """The output [B, T, N, Hv] and each query's log-sum-exp [blocks, B, K, G, q]."""
-    length, kv_heads = q.shape[1], k.shape[2]
-    q_rows, k_rows = _cut_where(where, call.block)
-    pairs, count = _plan(call, q_rows, k_rows, length)
-    qs = _cut_heads(q, call.block, kv_heads)
-    ks, vs = (_cut_heads(x, call.block, kv_heads)[:, :, :, 0] for x in (k, v))
+def _hide(mask: Mask, scores: Float[Array, "B K G q s"], q: _Rows, k: _Rows) -> Float[Array, "B K G q s"]:
+    seen = visible(mask, q.positions, k.positions, q.segments, k.segments)
+    return jnp.where(seen[:, None, None], scores, MASKED)
+
+
+class _Blocks(NamedTuple):
+    """What both passes read, cut into blocks, and the pairs of blocks that they visit."""
+
+    q: Float[Array, "q_blocks B K G q H"]
+    k: Float[Array, "k_blocks B K s H"]
+    v: Float[Array, "k_blocks B K s Hv"]
+    q_rows: _Rows
+    k_rows: _Rows
+    pairs: Int[Array, "pairs 2"]
+    count: int | Array
+
+
+def _blocks(call: Call, q: Array, k: Array, v: Array, where: Where) -> _Blocks:
+    kv_heads = k.shape[2]
+    q_rows = _cut_rows(where.q_positions, where.q_segments, call.block)
+    k_rows = _cut_rows(where.k_positions, where.k_segments, call.block)
+    pairs, count = _pairs(call, q_rows, k_rows, (q.shape[1], k.shape[1]))
+    k, v = (_cut_heads(x, call.block, kv_heads)[:, :, :, 0] for x in (k, v))
+    return _Blocks(_cut_heads(q, call.block, kv_heads), k, v, q_rows, k_rows, pairs, count)
+
+
+def _forward(call: Call, q: Array, k: Array, v: Array, where: Where, sinks: Array | None) -> tuple[Array, Array]:
+    """The output [B, T, N, Hv] and every query's log of the softmax denominator [blocks, B, K, G, q]."""
+    x = _blocks(call, q, k, v, where)
 
     def step(n, carry):
-        i, j = pairs[n]
-        acc, top, total = _take(carry, i)
-        scores = _cap(call, _dot("bkgqh,bksh->bkgqs", _take(qs, i), _take(ks, j)))
-        scores = jnp.where(_seen(call.mask, _take(q_rows, i), _take(k_rows, j)), scores, MASKED)
+        i, j = x.pairs[n]
+        # Without the barrier XLA reads the old maximum after it wrote the new one, and so copies all of it each step.
+        acc, top, total = jax.lax.optimization_barrier(_take(carry, i))
+        scores = _capped_scores(call, _take(x.q, i), _take(x.k, j))
+        scores = _hide(call.mask, scores, _take(x.q_rows, i), _take(x.k_rows, j))
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
-        weights = jnp.exp(scores - new_top[..., None])
-        fade = jnp.exp(top - new_top)
+        weights, fade = jnp.exp(scores - new_top[..., None]), jnp.exp(top - new_top)
         total = total * fade + jnp.sum(weights, axis=-1)
-        acc = acc * fade[..., None] + _dot("bkgqs,bksh->bkgqh", weights.astype(v.dtype), _take(vs, j))
-        return tuple(_put(x, i, value) for x, value in zip(carry, (acc, new_top, total)))
+        acc = acc * fade[..., None] + _dot("bkgqs,bksh->bkgqh", weights.astype(v.dtype), _take(x.v, j))
+        return tuple(_put(old, i, new) for old, new in zip(carry, (acc, new_top, total), strict=True))
 
-    # A sink is a key of value zero: the running softmax starts from it.
-    top = jnp.full(qs.shape[:-1], LOWEST, jnp.float32)
-    total = jnp.zeros(qs.shape[:-1], jnp.float32)
-    if sinks is not None:
-        top = jnp.broadcast_to(_sink_rows(sinks, kv_heads), top.shape)
-        total = total + 1
-    acc = jnp.zeros((*qs.shape[:-1], v.shape[-1]), jnp.float32)
-    acc, top, total = jax.lax.fori_loop(0, count, step, (acc, top, total))
-    empty = total == 0
-    total = jnp.where(empty, 1, total)
-    out = _join_heads((acc / total[..., None]).astype(q.dtype), length)
-    return out, jnp.where(empty, 0, top + jnp.log(total))
+    acc = jnp.zeros((*x.q.shape[:-1], v.shape[-1]), jnp.float32)
+    top, total = jnp.full(acc.shape[:-1], LOWEST, acc.dtype), jnp.zeros(acc.shape[:-1], acc.dtype)
+    if sinks is not None:  # a key of value 0
+        top, total = jnp.broadcast_to(_by_group(sinks, k.shape[2]), top.shape), jnp.ones_like(total)
+    acc, top, total = jax.lax.fori_loop(0, x.count, step, (acc, top, total))
+    blind = total == 0
+    total = jnp.where(blind, 1, total)
+    out = _join_heads((acc / total[..., None]).astype(q.dtype), q.shape[1])
+    return out, jnp.where(blind, 0, top + jnp.log(total))
 
 
-def _sink_rows(sinks, kv_heads):
+def _by_group(sinks: Float[Array, " N"], kv_heads: int) -> Float[Array, "K G 1"]:
     return sinks.astype(jnp.float32).reshape(kv_heads, -1, 1)
 
 
-def _save(call, q, k, v, where, sinks):
-    out, norm = _forward(call, q, k, v, where, sinks)
-    return out, (q, k, v, where, sinks, out, norm)
+def _save(call: Call, q: Array, k: Array, v: Array, where: Where, sinks: Array | None):
+    out, log_total = _forward(call, q, k, v, where, sinks)
+    return out, (q, k, v, where, sinks, out, log_total)
 
 
-def _backward(call, saved, d_out):
-    """Gradients of q, k, v and sinks; the scores are made again, a block at a time."""
-    q, k, v, where, sinks, out, norm = saved
-    length, keys, kv_heads = q.shape[1], k.shape[1], k.shape[2]
-    q_rows, k_rows = _cut_where(where, call.block)
-    pairs, count = _plan(call, q_rows, k_rows, length)
-    qs, outs, d_outs = (_cut_heads(x, call.block, kv_heads) for x in (q, out, d_out))
-    ks, vs = (_cut_heads(x, call.block, kv_heads)[:, :, :, 0] for x in (k, v))
-    delta = jnp.sum(outs.astype(jnp.float32) * d_outs.astype(jnp.float32), axis=-1)
+def _backward(call: Call, saved, d_out: Array):
+    q, k, v, where, sinks, out, log_total = saved
+    x = _blocks(call, q, k, v, where)
+    kv_heads, float32 = k.shape[2], jnp.float32
+    d_outs, outs = (_cut_heads(a, call.block, kv_heads) for a in (d_out, out))
+    delta = jnp.sum(outs.astype(float32) * d_outs.astype(float32), axis=-1)
 
     def step(n, carry):
-        i, j = pairs[n]
-        q, d_out, norm_i, delta_i = _take((qs, d_outs, norm, delta), i)
-        k, v = _take((ks, vs), j)
-        raw = _cap(call, _dot("bkgqh,bksh->bkgqs", q, k))
-        scores = jnp.where(_seen(call.mask, _take(q_rows, i), _take(k_rows, j)), raw, MASKED)
-        weights = jnp.exp(scores - norm_i[..., None])
-        d_weights = _dot("bkgqh,bksh->bkgqs", d_out, v)
-        d_scores = weights * (d_weights - delta_i[..., None])
+        i, j = x.pairs[n]
+        q, d_out = _take((x.q, d_outs), i)
+        k, v = _take((x.k, x.v), j)
+        capped = _capped_scores(call, q, k)
+        scores = _hide(call.mask, capped, _take(x.q_rows, i), _take(x.k_rows, j))
+        weights = jnp.exp(scores - _take(log_total, i)[..., None])
+        d_scores = weights * (_dot("bkgqh,bksh->bkgqs", d_out, v) - _take(delta, i)[..., None])
         if call.softcap is not None:
-            d_scores *= 1 - jnp.square(raw / call.softcap)
+            d_scores *= 1 - jnp.square(capped / call.softcap)
         d_scores = d_scores.astype(q.dtype)
         dq = _dot("bkgqs,bksh->bkgqh", d_scores, k)
         dk = _dot("bkgqs,bkgqh->bksh", d_scores, q)
         dv = _dot("bkgqs,bkgqh->bksh", weights.astype(d_out.dtype), d_out)
-        return tuple(_put(x, at, _take(x, at) + d) for x, at, d in zip(carry, (i, j, j), (dq, dk, dv)))
+        return tuple(_put(a, at, _take(a, at) + d) for a, at, d in zip(carry, (i, j, j), (dq, dk, dv), strict=True))
 
-    zeros = tuple(jnp.zeros(x.shape, jnp.float32) for x in (qs, ks, vs))
-    dq, dk, dv = jax.lax.fori_loop(0, count, step, zeros)
-    dq = _join_heads((dq * call.scale).astype(q.dtype), length)
-    dk = _join_heads((dk * call.scale)[:, :, :, None].astype(k.dtype), keys)
-    dv = _join_heads(dv[:, :, :, None].astype(v.dtype), keys)
+    zeros = tuple(jnp.zeros(a.shape, float32) for a in (x.q, x.k, x.v))
+    dq, dk, dv = jax.lax.fori_loop(0, x.count, step, zeros)
+    dq = _join_heads(dq * call.scale, q.shape[1]).astype(q.dtype)
+    dk = _join_heads(dk[:, :, :, None] * call.scale, k.shape[1]).astype(k.dtype)
+    dv = _join_heads(dv[:, :, :, None], k.shape[1]).astype(v.dtype)
     if sinks is None:
         return dq, dk, dv, None, None
-    taken = jnp.exp(_sink_rows(sinks, kv_heads) - norm)
-    d_sinks = -jnp.sum(taken * delta, axis=(0, 1, 4)).reshape(sinks.shape).astype(sinks.dtype)
-    return dq, dk, dv, None, d_sinks
+    sink_weights = jnp.exp(_by_group(sinks, kv_heads) - log_total)
+    d_sinks = -jnp.sum(sink_weights * delta, axis=(0, 1, 4)).reshape(sinks.shape)
+    return dq, dk, dv, None, d_sinks.astype(sinks.dtype)
 
 
 attend.defvjp(_save, _backward)

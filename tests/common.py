@@ -1,0 +1,156 @@
+"""What the tests share: the discovered families, tiny models that are nowhere degenerate, and packed batches."""
+
+import dataclasses
+import functools
+import importlib
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer import families, sharding
+from transformer.nn.model import Transformer
+from transformer.nn.parameter import Named
+from transformer.settings import Compute
+
+FAMILIES = families.names()
+# Tiny windows are 8: three of them and more, and several blocks of 16.
+LENGTH = 40
+
+
+def page(family: str) -> Any:
+    """The config page of a family."""
+    return importlib.import_module(f"configs.{family}")
+
+
+def build_spec(family: str, size: str = "tiny"):
+    """The spec of a family's size, through its config page."""
+    return families.build_spec(page(family).get_config(size).model.to_dict())
+
+
+@functools.cache
+def tiny_spec(family: str):
+    """The spec of a family's tiny size."""
+    return build_spec(family)
+
+
+def model(family: str, **compute) -> Transformer:
+    """The tiny model of a family; attention by the formula unless told otherwise."""
+    return Transformer(tiny_spec(family), Compute(**{"attention": "reference", **compute}))
+
+
+def abstract_params(net: Transformer) -> Any:
+    """Shapes of the parameters, each leaf boxed with its logical axis names; nothing is computed."""
+    tokens = jax.ShapeDtypeStruct((1, 2), jnp.int32)
+    return jax.eval_shape(net.init, jax.random.key(0), tokens)["params"]
+
+
+@functools.cache
+def params(family: str) -> Any:
+    """Initial parameters of the tiny model plus noise: no bias, sink or norm offset is left at zero or one."""
+    net = model(family)
+    values = nn.unbox(jax.jit(net.init)(jax.random.key(0), jnp.zeros((1, 2), jnp.int32)))["params"]
+    leaves, tree = jax.tree.flatten(values)
+    rng = np.random.default_rng(0)
+    return jax.tree.unflatten(tree, [x + 0.1 * rng.standard_normal(x.shape).astype(np.float32) for x in leaves])
+
+
+def random_tokens(family: str, rows: int, length: int = LENGTH, seed: int = 0) -> np.ndarray:
+    """Token ids [rows, length]."""
+    return np.random.default_rng(seed).integers(0, tiny_spec(family).vocab_size, (rows, length), dtype=np.int32)
+
+
+class Batch(NamedTuple):
+    """Arguments of `token_losses`, [B, T] each or None, and the weight of every token's loss."""
+
+    tokens: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray
+    positions: np.ndarray | None = None
+    segment_ids: np.ndarray | None = None
+
+
+@functools.cache
+def packed_batch(family: str, rows: int = 2, length: int = LENGTH) -> Batch:
+    """Rows of two to three documents of random lengths beyond the window, and padding at the end."""
+    rng = np.random.default_rng(7)
+    segments = np.zeros((rows, length), np.int32)
+    for row in segments:
+        cuts = np.cumsum(rng.integers(10, 16, size=3))
+        for i, (start, stop) in enumerate(zip((0, *cuts), (*cuts, length - 2), strict=False)):
+            row[start : min(stop, length - 2)] = i + 1
+    tokens = random_tokens(family, rows, length)
+    targets = random_tokens(family, rows, length, seed=1)
+    return Batch(tokens, targets, (segments > 0).astype(np.float32), None, segments)
+
+
+class Result(NamedTuple):
+    """Losses [B, T] (zero where the weight is) and the gradient of their sum."""
+
+    losses: np.ndarray
+    gradients: Any
+
+
+def objective(net: Transformer):
+    """The jitted (params, batch) -> Result of a model."""
+
+    def total(values, batch: Batch):
+        losses = net.apply(
+            {"params": values}, batch.tokens, batch.targets, batch.positions, batch.segment_ids, method="token_losses"
+        )
+        losses = losses * batch.weights
+        return losses.sum(), losses
+
+    def both(values, batch: Batch) -> Result:
+        gradients, losses = jax.grad(total, has_aux=True)(values, batch)
+        return Result(losses, gradients)
+
+    return jax.jit(both)
+
+
+@functools.cache
+def packed_result(family: str, **compute) -> Result:
+    """Losses and gradients of the packed batch."""
+    return jax.device_get(objective(model(family, **compute))(params(family), packed_batch(family)))
+
+
+def assert_same(got: Result, want: Result, rtol: float = 1e-4, atol: float = 2e-6) -> None:
+    """Losses and every gradient leaf agree; `atol` is relative to the largest gradient of all.
+
+    Some leaves are noise alone (a key's bias moves no probability), so a leaf's own scale isn't enough.
+    """
+    np.testing.assert_allclose(got.losses, want.losses, rtol=0, atol=2e-5, err_msg="losses")
+    assert_same_gradients(got.gradients, want.gradients, rtol, atol)
+
+
+def assert_same_gradients(got: Any, want: Any, rtol: float = 1e-4, atol: float = 2e-6) -> None:
+    """Every leaf agrees within `rtol` of its own largest value plus `atol` of the tree's."""
+    scale = max(np.abs(x).max() for x in jax.tree.leaves(want))
+    assert np.isfinite(scale) and scale > 0
+
+    def compare(path, a, b):
+        limit = rtol * np.abs(b).max() + atol * scale
+        worst = np.abs(np.asarray(a) - b).max()
+        assert worst <= limit, f"gradient of {jax.tree_util.keystr(path)}: differs by {worst:.1e}, limit {limit:.1e}"
+
+    jax.tree.map_with_path(compare, got, want)
+
+
+def shardings(net: Transformer, mesh: jax.sharding.Mesh) -> Any:
+    """Where each parameter lies on the mesh, from its logical axis names."""
+
+    def place(path, leaf: Named):
+        what = jax.tree_util.keystr(path)
+        spec = sharding.partition_spec(leaf.names, leaf.value.shape, mesh, net.compute.rules, what)
+        return jax.sharding.NamedSharding(mesh, spec)
+
+    return jax.tree.map_with_path(place, abstract_params(net), is_leaf=lambda x: isinstance(x, Named))
+
+
+def with_layers(spec, change):
+    """The spec with `change` applied to every block."""
+    stack = spec.decoder
+    parts = {part: tuple(map(change, getattr(stack, part))) for part in ("head", "body", "tail")}
+    return dataclasses.replace(spec, decoder=dataclasses.replace(stack, **parts))

@@ -1,0 +1,332 @@
+"""One suite for every attention body, against the formula in float64; then what only `blockwise` promises."""
+
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from transformer.ops.attention import BODIES, REFUSALS, Call, Where, attend, blockwise
+from transformer.ops.mask import visible
+from transformer.spec import Mask
+
+BODY = pytest.mark.parametrize("body", BODIES)
+MASKS = {
+    "full": Mask(causal=False),
+    "band": Mask(causal=False, window=4),
+    "causal": Mask(causal=True),
+    "window": Mask(causal=True, window=5),
+}
+# Query heads, kv heads, softcap, sinks, v dim (q and k have 8).
+HEADS = {
+    "mha": (3, 3, None, False, 8),
+    "gqa-softcap": (4, 2, 1.5, False, 8),
+    "mqa-sinks": (3, 1, None, True, 5),
+    "gqa-softcap-sinks": (4, 2, 1.5, True, 12),
+}
+LAYOUTS = ("plain", "packed", "left-padded", "ring")
+# Every mask meets every layout, and every kind of heads meets every mask and every layout.
+CASES = [
+    (mask, layout, heads)
+    for i, mask in enumerate(MASKS)
+    for j, layout in enumerate(LAYOUTS)
+    for heads in [list(HEADS)[(i + j) % len(HEADS)]]
+]
+
+
+def formula(call, q, k, v, where, sinks, d_out):
+    """softmax(softcap(scale · q kᵀ) + mask) v and the gradients of sum(out · d_out), dense, in float64 NumPy."""
+    q, k, v, d_out = (np.asarray(x, np.float64) for x in (q, k, v, d_out))
+    group = q.shape[2] // k.shape[2]
+    keys, values = (np.repeat(x, group, axis=2) for x in (k, v))
+    capped = call.scale * np.einsum("btnh,bsnh->bnts", q, keys)
+    if call.softcap:
+        capped = call.softcap * np.tanh(capped / call.softcap)
+    seen = dense_mask(call.mask, where)[:, None]
+    sink = np.full(q.shape[2], -np.inf) if sinks is None else np.asarray(sinks, np.float64)
+    sink = np.broadcast_to(sink[:, None, None], (*capped.shape[:3], 1))
+    weights = np.exp(np.concatenate([np.where(seen, capped, -np.inf), sink], axis=-1))
+    total = weights.sum(-1, keepdims=True)
+    weights = weights / np.where(total == 0, 1, total)
+    weights, sink_weights = weights[..., :-1], weights[..., -1:]
+
+    d_weights = np.einsum("btnh,bsnh->bnts", d_out, values)
+    mean = (weights * d_weights).sum(-1, keepdims=True)
+    d_scores = weights * (d_weights - mean)
+    d_sinks = -(sink_weights * mean).sum((0, 2, 3))
+    if call.softcap:
+        d_scores = d_scores * (1 - (capped / call.softcap) ** 2)
+    by_kv_head = lambda x: x.reshape(*k.shape[:3], group, -1).sum(3)
+    return np.einsum("bnts,bsnh->btnh", weights, values), (
+        call.scale * np.einsum("bnts,bsnh->btnh", d_scores, keys),
+        call.scale * by_kv_head(np.einsum("bnts,btnh->bsnh", d_scores, q)),
+        by_kv_head(np.einsum("bnts,btnh->bsnh", weights, d_out)),
+        None if sinks is None else d_sinks,
+    )
+
+
+def dense_mask(mask, where):
+    q, k = np.asarray(where.q_positions)[:, :, None], np.asarray(where.k_positions)[:, None, :]
+    ahead = k - q
+    reach = np.inf if mask.window is None else mask.window - 1
+    seen = (q >= 0) & (k >= 0) & (ahead >= -reach) & (ahead <= (0 if mask.causal else reach))
+    if where.q_segments is not None:
+        seen &= np.asarray(where.q_segments)[:, :, None] == np.asarray(where.k_segments)[:, None, :]
+    return seen
+
+
+def layout_of(name, batch=2) -> tuple[Where, bool]:
+    """Positions and segments, and whether the call is aligned; lengths are multiples of no block."""
+    rows = lambda x: jnp.asarray(np.broadcast_to(x, (batch, len(x))), jnp.int32)
+    if name == "plain":
+        return Where(rows(np.arange(37)), rows(np.arange(37))), True
+    if name == "packed":
+        segments = np.repeat([0, 1, 2], [9, 18, 14])
+        positions = np.concatenate([np.arange(9), np.arange(18), np.arange(14)])
+        return Where(rows(positions), rows(positions), rows(segments), rows(segments)), True
+    if name == "left-padded":
+        positions = np.stack([np.arange(21) - 13, np.arange(21) - 2])
+        positions = jnp.asarray(np.where(positions < 0, -1, positions), jnp.int32)
+        return Where(positions, positions), True
+    # A cache of 27 slots, written round and round up to position 40, a few slots of it still empty.
+    slots = np.array([max(p for p in range(41) if p % 27 == slot) for slot in range(27)])
+    slots[[3, 20, 21]] = -1
+    return Where(rows(np.arange(34, 41)), rows(slots)), False
+
+
+def draw(heads, where, dtype=jnp.float32, seed=0):
+    """q, k, v, sinks and a cotangent."""
+    num_heads, kv_heads, _, sinks, v_dim = HEADS[heads]
+    (batch, queries), keys = where.q_positions.shape, where.k_positions.shape[1]
+    shapes = [(queries, num_heads, 8), (keys, kv_heads, 8), (keys, kv_heads, v_dim), (queries, num_heads, v_dim)]
+    rng = np.random.default_rng(seed)
+    q, k, v, d_out = (jnp.asarray(rng.standard_normal((batch, *shape)), dtype) for shape in shapes)
+    return q, k, v, jnp.asarray(rng.standard_normal(num_heads), jnp.float32) if sinks else None, d_out
+
+
+def call_of(mask, heads, aligned, block=8):
+    return Call(mask=MASKS[mask], scale=0.4, softcap=HEADS[heads][2], aligned=aligned, block=block)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def run(body, call, q, k, v, where, sinks, d_out):
+    """The output and the gradients of q, k, v and sinks."""
+    out, pull = jax.vjp(lambda q, k, v, sinks: attend(body, call, q, k, v, where, sinks), q, k, v, sinks)
+    return out, pull(d_out)
+
+
+def serve(body, call):
+    if reason := REFUSALS[body](call):
+        pytest.skip(reason)
+
+
+def assert_close(actual, expected, tolerance):
+    expected = np.asarray(expected)
+    error = np.max(np.abs(np.asarray(actual, np.float64) - expected), initial=0)
+    assert error <= tolerance * np.max(np.abs(expected), initial=0), f"error {error:.2e}"
+
+
+def check(body, call, where, q, k, v, sinks, d_out, forward, backward):
+    out, grads = run(body, call, q, k, v, where, sinks, d_out)
+    expected, expected_grads = formula(call, q, k, v, where, sinks, d_out)
+    assert out.dtype == q.dtype
+    assert_close(out, expected, forward)
+    for actual, wanted, x in zip(grads, expected_grads, (q, k, v, sinks), strict=True):
+        if x is not None:
+            assert actual.dtype == x.dtype
+            assert_close(actual, wanted, backward)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_formula_has_the_gradients_of_its_output(heads):
+    where, _ = layout_of("ring")
+    call = call_of("window", heads, aligned=False)
+    *inputs, sinks, d_out = (None if x is None else np.asarray(x, np.float64) for x in draw(heads, where))
+    inputs = [*inputs, sinks]
+    value = lambda q, k, v, sinks: (formula(call, q, k, v, where, sinks, d_out)[0] * d_out).sum()
+    _, grads = formula(call, *inputs[:3], where, sinks, d_out)
+    for i, (x, grad) in enumerate(zip(inputs, grads, strict=True)):
+        if x is not None:
+            step = 1e-5 * np.random.default_rng(i).standard_normal(x.shape)
+            up, down = (value(*inputs[:i], x + sign * step, *inputs[i + 1 :]) for sign in (1, -1))
+            np.testing.assert_allclose((up - down) / 2, (grad * step).sum(), rtol=1e-6)
+
+
+@BODY
+@pytest.mark.parametrize(("mask", "layout", "heads"), CASES, ids=["-".join(case) for case in CASES])
+def test_formula(body, mask, layout, heads):
+    where, aligned = layout_of(layout)
+    call = call_of(mask, heads, aligned)
+    serve(body, call)
+    check(body, call, where, *draw(heads, where), forward=5e-7, backward=1e-6)
+
+
+@BODY
+@pytest.mark.parametrize(("layout", "heads"), [("plain", "gqa-softcap-sinks"), ("ring", "mha")])
+def test_formula_in_bfloat16(body, layout, heads):
+    where, aligned = layout_of(layout)
+    call = call_of("window", heads, aligned)
+    serve(body, call)
+    check(body, call, where, *draw(heads, where, jnp.bfloat16), forward=1e-2, backward=1.5e-2)
+
+
+@BODY
+@pytest.mark.parametrize("block", [1, 5, 37, 64])
+def test_any_block_serves(body, block):
+    where, aligned = layout_of("plain")
+    call = call_of("window", "mha", aligned, block)
+    serve(body, call)
+    check(body, call, where, *draw("mha", where), forward=5e-7, backward=1e-6)
+
+
+@st.composite
+def anywhere(draw):
+    """Unordered positions, empty slots and, maybe, segments."""
+    queries, keys = draw(st.sampled_from([(1, 19), (10, 19)]))
+    row = lambda length, low, high: st.lists(st.integers(low, high), min_size=length, max_size=length)
+    both = lambda length, low, high: jnp.asarray([draw(row(length, low, high)) for _ in range(2)], jnp.int32)
+    positions = both(queries, -2, 25), both(keys, -2, 25)
+    segments = (both(queries, 0, 2), both(keys, 0, 2)) if draw(st.booleans()) else ()
+    return Where(*positions, *segments)
+
+
+@BODY
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(anywhere(), st.sampled_from(["band", "causal", "window"]), st.integers(0, 9))
+def test_formula_at_any_positions(body, where, mask, seed):
+    call = call_of(mask, "mqa-sinks", aligned=False, block=4)
+    serve(body, call)
+    check(body, call, where, *draw("mqa-sinks", where, seed=seed), forward=1e-6, backward=2e-6)
+
+
+@BODY
+@pytest.mark.parametrize("heads", ["gqa-softcap", "mqa-sinks"])
+def test_rows_that_see_nothing_are_zero(body, heads):
+    where, _ = layout_of("ring")
+    blind = where.q_positions.at[0, 2].set(-1).at[1].set(-1)
+    where = Where(blind, where.k_positions)
+    call = call_of("window", heads, aligned=False, block=4)
+    serve(body, call)
+    out, grads = run(body, call, *draw(heads, where)[:3], where, *draw(heads, where)[3:])
+    assert np.all(out[0, 2] == 0) and np.all(out[1] == 0)
+    assert np.all(grads[0][0, 2] == 0) and all(np.all(grad[1] == 0) for grad in grads[:3])
+    assert np.all(out[0, 3] != 0) and all(np.all(np.isfinite(grad)) for grad in jax.tree.leaves(grads))
+
+
+@BODY
+@pytest.mark.parametrize("layout", ["plain", "packed"])
+def test_layers_in_a_scan_with_remat(body, layout):
+    where, aligned = layout_of(layout)
+    call = call_of("window", "gqa-softcap", aligned)
+    serve(body, call)
+    q, k, v, _, d_out = draw("gqa-softcap", where)
+    scales = jnp.array([1.0, 0.5, 2.0])
+    layer = lambda x, scale: (x + attend(body, call, x * scale, k, v, where), None)
+
+    def scanned(q):
+        return jnp.sum(jax.lax.scan(jax.checkpoint(layer), q, scales)[0] * d_out)
+
+    def unrolled(q):
+        for scale in scales:
+            q, _ = layer(q, scale)
+        return jnp.sum(q * d_out)
+
+    assert_close(jax.jit(jax.grad(scanned))(q), jax.jit(jax.grad(unrolled))(q), 1e-6)
+
+
+@BODY
+@pytest.mark.parametrize("layout", ["plain", "ring"])
+def test_batch_and_heads_on_a_mesh(body, layout):
+    where, aligned = layout_of(layout, batch=4)
+    call = call_of("window", "gqa-softcap-sinks", aligned)
+    serve(body, call)
+    q, k, v, sinks, d_out = draw("gqa-softcap-sinks", where)
+    mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    put = lambda x, *axes: jax.device_put(x, NamedSharding(mesh, PartitionSpec(*axes)))
+    heads = partial(put), ("data", None, "tensor")
+    q_, k_, v_, d_out_ = (heads[0](x, *heads[1]) for x in (q, k, v, d_out))
+    inputs = q_, k_, v_, jax.tree.map(lambda x: put(x, "data"), where), put(sinks, "tensor"), d_out_
+    out, grads = run(body, call, *inputs)
+    expected = run(body, call, q, k, v, where, sinks, d_out)
+    for actual, wanted in zip(jax.tree.leaves((out, grads)), jax.tree.leaves(expected), strict=True):
+        assert_close(actual, wanted, 1e-6)
+    assert out.sharding.spec == PartitionSpec("data", None, "tensor")
+    assert "all-gather" not in run.lower(body, call, *inputs).compile().as_text()
+
+
+def compiled(call, length, window_heads="mha"):
+    """The compiled forward and backward pass of one head of `blockwise` at a length."""
+    x = jax.ShapeDtypeStruct((1, length, 1, 8), jnp.float32)
+    positions = jax.ShapeDtypeStruct((1, length), jnp.int32)
+    return run.lower("blockwise", call, x, x, x, Where(positions, positions), None, x).compile()
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_blockwise_memory_grows_linearly(aligned):
+    call = Call(mask=MASKS["causal"], scale=1.0, aligned=aligned, block=256)
+    sizes = [compiled(call, length).memory_analysis().temp_size_in_bytes for length in (2048, 4096, 8192, 16384)]
+    assert all(longer < 2.3 * shorter for shorter, longer in zip(sizes, sizes[1:], strict=False)), sizes
+
+
+def test_blockwise_window_work_grows_as_length_times_window():
+    trips = {}
+    for mask in ("window", "causal"):
+        for length in (128, 256):
+            call = Call(mask=MASKS[mask], scale=1.0, aligned=True, block=8)
+            found = re.findall(r'known_trip_count":\{"n":"(\d+)"', compiled(call, length).as_text())
+            trips[mask, length] = blockwise.aligned_blocks(call.mask, length, call.block).sum()
+            assert [int(n) for n in found] == [trips[mask, length]] * 2
+    assert trips["window", 256] < 2.1 * trips["window", 128]
+    assert trips["causal", 256] > 3.5 * trips["causal", 128]
+
+
+def test_blockwise_program_does_not_grow_with_blocks():
+    call = Call(mask=MASKS["causal"], scale=1.0, aligned=True, block=8)
+    short, long = (compiled(call, length).as_text().count(" = ") for length in (64, 512))
+    assert long < 1.1 * short
+
+
+def test_blockwise_updates_its_accumulators_in_place():
+    call = Call(mask=MASKS["causal"], scale=1.0, aligned=True, block=8)
+    assert not re.findall(r"f32\[64,\S* copy\(%(?:get-tuple-element|copy)", compiled(call, 512).as_text())
+
+
+@pytest.mark.parametrize("mask", [*MASKS.values(), Mask(causal=True, window=1), Mask(causal=True, window=9)], ids=str)
+@pytest.mark.parametrize(("length", "block"), [(1, 4), (16, 4), (21, 4), (22, 8), (9, 16)])
+def test_blockwise_schedule_is_what_the_mask_shows(mask, length, block):
+    size = blockwise.block_size(length, block)
+    seen = np.asarray(visible(mask, np.arange(length), np.arange(length)))
+    blocks = -(-length // size)
+    seen = np.pad(seen, (0, blocks * size - length)).reshape(blocks, size, blocks, size).any((1, 3))
+    np.testing.assert_array_equal(blockwise.aligned_blocks(mask, length, block), seen)
+
+
+@pytest.mark.parametrize("layout", ["plain", "packed", "ring"])
+def test_blockwise_never_reads_blocks_without_anything_visible(layout):
+    # Block 4 of the ring holds positions of one turn only, so that bounds tell the turns apart.
+    where, aligned = layout_of(layout)
+    call = Call(mask=MASKS["window"], scale=0.4, aligned=aligned, block=3)
+    q, k, v, _, d_out = draw("mha", where)
+    # Queries of the first rows only: what they can't see is poisoned, and a read block would spread it.
+    rows = slice(0, 9) if aligned else slice(0, 3)
+    where = Where(where.q_positions.at[:, rows.stop :].set(-1), *jax.tree.leaves(where)[1:])
+    size = blockwise.block_size(k.shape[1], call.block)
+    reached = dense_mask(call.mask, where).any((0, 1))
+    blocks = np.pad(reached, (0, -len(reached) % size)).reshape(-1, size).any(1)
+    poisoned = np.flatnonzero(~np.repeat(blocks, size)[: len(reached)])
+    assert len(poisoned)
+    inputs = q, k.at[:, poisoned].set(jnp.nan), v.at[:, poisoned].set(jnp.nan), where, None, d_out
+    out, (dq, dk, dv, _) = run("blockwise", call, *inputs)
+    assert all(np.all(np.isfinite(x)) for x in (out, dq, dk, dv))
+    assert np.all(dk[:, poisoned] == 0) and np.all(dv[:, poisoned] == 0)
+
+
+def test_blockwise_refuses_aligned_lengths_that_differ():
+    where, _ = layout_of("ring")
+    with pytest.raises(ValueError, match="T, S = "):
+        run("blockwise", call_of("causal", "mha", aligned=True), *draw("mha", where)[:3], where, *draw("mha", where)[3:])

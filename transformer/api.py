@@ -1,0 +1,105 @@
+"""The few names that a notebook needs."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import ml_collections
+from jax.sharding import Mesh
+
+from transformer import config, families, settings, sharding
+from transformer.checkpoints.workdir import Workdir
+from transformer.nn import initial
+from transformer.nn.model import Transformer
+from transformer.spec import Model
+from transformer.tokenizer import Tokenizer
+
+Source = str | Model | Mapping[str, Any] | ml_collections.ConfigDict
+
+
+def build(source: Source, **compute: Any) -> Transformer:
+    """A model from a family and size ("llama3:8b"), a config page's path, a config, or a spec.
+
+    Args:
+      compute: fields of `settings.Compute`, such as dtype="bfloat16" or attention="reference".
+
+    Raises:
+      SettingsError, SpecError: naming the field, its value and the remedy.
+    """
+    spec, base = source, {}
+    if isinstance(source, str):
+        source = config.load_config(source)
+    if not isinstance(source, Model):
+        values = source.to_dict() if isinstance(source, ml_collections.ConfigDict) else dict(source)
+        spec, base = families.build_spec(values["model"]), values.get("compute", {})
+    return Transformer(spec, settings.from_mapping(settings.Compute, {**base, **compute}, "compute."))
+
+
+def init(model: Transformer, seed: int = 0, mesh: Mesh | None = None, abstract: bool = False) -> dict:
+    """Initial parameters; with a mesh in their shards; abstract, only shapes (with shardings if a mesh is given)."""
+    if not abstract:
+        return initial.params(model, seed, mesh)
+    shapes = nn.meta.unbox(initial.abstract_params(model))
+    if mesh is None:
+        return shapes
+    places = initial.param_shardings(model, mesh)
+    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places)
+
+
+def load(workdir: str | os.PathLike, mesh: Mesh | None = None, **compute: Any) -> tuple[Transformer, dict, Tokenizer]:
+    """(model, parameters, tokenizer) of the newest checkpoint in a training workdir.
+
+    Args:
+      mesh: where the parameters go; by default they are whole on the first device.
+      compute: fields of `settings.Compute` that differ from the run's.
+
+    Raises:
+      WorkdirError: no run or no checkpoint there.
+    """
+    place = Workdir(workdir)
+    model = build(place.read_config(), **compute)
+    shapes = init(model, mesh=mesh or sharding.make_mesh(settings.Mesh(), jax.devices()[:1]), abstract=True)
+    try:
+        return model, place.restore_params(shapes), place.tokenizer()
+    finally:
+        place.close()
+
+
+def generate_text(
+    model: Transformer,
+    params: dict,
+    tokenizer: Tokenizer,
+    prompts: str | Sequence[str],
+    *,
+    max_new_tokens: int = 200,
+    seed: int = 0,
+    stop: Sequence[str] = (),
+    stream: Callable[[int, str], None] | None = None,
+    **sampling: Any,
+) -> list[str]:
+    """The text that follows each prompt.
+
+    Args:
+      stop: strings that end a text; they are not part of it.
+      stream: called with (index of the prompt, piece of text) as text appears.
+      sampling: temperature, top_k, top_p, min_p (`ops.sampling.Sampling`).
+    """
+    from transformer import generation
+    from transformer.ops.sampling import Sampling
+
+    return generation.generate_text(
+        model,
+        params,
+        tokenizer,
+        [prompts] if isinstance(prompts, str) else list(prompts),
+        max_new_tokens=max_new_tokens,
+        sampling=Sampling(**sampling),
+        seed=seed,
+        stop=stop,
+        stream=stream,
+    )
+
+
+__all__ = ["build", "generate_text", "init", "load"]

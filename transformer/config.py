@@ -1,0 +1,91 @@
+"""From the name or path of a config page to a validated run."""
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from transformer import families
+from transformer.settings import Settings, SettingsError, from_mapping
+from transformer.spec import Model
+
+
+@dataclass(frozen=True)
+class Run:
+    """A validated run: what the model is, how it runs, and the plain values that both came from."""
+
+    spec: Model
+    settings: Settings
+    values: dict[str, Any]
+
+
+def load_config(reference: str) -> ConfigDict:
+    """The config that "configs/llama3.py:8b", "llama3:8b" or "llama3" (the page's default size) names.
+
+    Raises:
+      SettingsError: no such page or size, or a page without get_config.
+    """
+    name, _, size = reference.partition(":")
+    page = _page_at(name) if name.endswith(".py") or os.sep in name else _page_named(name)
+    if not hasattr(page, "get_config"):
+        raise SettingsError(f"config={reference!r}: {page.__file__} has no get_config(size)")
+    try:
+        return page.get_config(*([size] if size else []))
+    except ValueError as error:
+        raise SettingsError(f"config={reference!r}: {error}") from None
+
+
+def _page_at(path: str):
+    if not os.path.isfile(path):
+        raise SettingsError(f"config={path!r}: no such file; give a page such as configs/llama3.py:mini")
+    loader = importlib.util.spec_from_file_location("_config_page", path)
+    page = importlib.util.module_from_spec(loader)
+    loader.loader.exec_module(page)
+    return page
+
+
+def _page_named(name: str):
+    if name not in families.names():
+        known = ", ".join(families.names())
+        raise SettingsError(f"config={name!r}: unknown; use one of {known}, or the path of a config page")
+    return importlib.import_module(f"configs.{name}")
+
+
+def resolve(config: ConfigDict | Mapping[str, Any]) -> Run:
+    """Validates a whole config.
+
+    Raises:
+      SettingsError, SpecError: naming the field, its value and the remedy.
+    """
+    values = config.to_dict() if isinstance(config, ConfigDict) else dict(config)
+    rest = {key: value for key, value in values.items() if key != "model"}
+    if "model" not in values:
+        raise SettingsError("model: required; a config page's get_config fills it")
+    spec, settings = families.build_spec(values["model"]), from_mapping(Settings, rest)
+    if spec.length_limit is not None and settings.data.seq_len > spec.length_limit:
+        raise SettingsError(
+            f"data.seq_len={settings.data.seq_len}: the model's learned positions end at "
+            f"model.max_length={spec.length_limit}; use a shorter row"
+        )
+    return Run(spec=spec, settings=settings, values=values)
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:
+    """The fields in which two configs differ, one line each: "name: old -> new"."""
+    lines = []
+    for key in sorted({*old, *new}):
+        a, b, name = old.get(key), new.get(key), f"{path}{key}"
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            lines += differences(a, b, name + ".")
+        elif _plain(a) != _plain(b):
+            lines.append(f"{name}: {a!r} -> {b!r}")
+    return lines
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, as JSON keeps them."""
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,167 @@
+"""The compiled half of generation: one pass over the prompts, then a loop of single-token steps.
+
+Both are compiled once per model, batch size, bucket of lengths, sampling method and mesh.
+"""
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key, UInt
+
+from transformer import axes as ax
+from transformer import sharding
+from transformer.nn.model import Transformer
+from transformer.ops import cache as caches
+from transformer.ops.sampling import Sampling, sample
+
+# Columns of a decode call's output: the most steps that one call can take.
+MAX_STEPS = 64
+# In `Drawn.tokens`: no token, the row had finished.
+NOTHING = -1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The static part of a generation.
+
+    Attributes:
+      eos_ids: tokens that end a row.
+      capacity: positions that the cache of a full layer holds.
+      cache_dtype: of keys and values at rest.
+    """
+
+    sampling: Sampling
+    eos_ids: tuple[int, ...]
+    capacity: int
+    cache_dtype: str
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class State:
+    """What the next step needs to know of a batch.
+
+    Attributes:
+      cache: every token but the last one of each row.
+      tokens: [B] the last token of each row.
+      positions: [B] its absolute position.
+      left: [B] tokens that the row may still draw; 0: it has finished.
+      keys: [B] random keys, the same at every step.
+    """
+
+    cache: caches.StackCache
+    tokens: Int[Array, " B"]
+    positions: Int[Array, " B"]
+    left: Int[Array, " B"]
+    keys: Key[Array, " B"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Drawn:
+    """Tokens drawn by a call, `NOTHING` after a row's end, and their log probabilities in nats before sampling."""
+
+    tokens: Int[Array, "B N"]
+    logprobs: Float[Array, "B N"]
+
+
+@functools.partial(jax.jit, static_argnames=("model", "plan"))
+def prefill(
+    model: Transformer,
+    params: dict,
+    prompts: Int[Array, "B P"],
+    lengths: Int[Array, " B"],
+    left: Int[Array, " B"],
+    seeds: UInt[Array, "B 3"],
+    plan: Plan,
+) -> tuple[State, Drawn]:
+    """Reads whole prompts, padded on the right, and draws the first token of each row (Drawn of one column)."""
+    index = jnp.arange(prompts.shape[1], dtype=jnp.int32)
+    positions = jnp.where(index < lengths[:, None], index, -1)
+    cache = caches.init(model.spec.decoder, prompts.shape[0], plan.capacity, jnp.dtype(plan.cache_dtype))
+    x, cache = _features(model, params, prompts, positions, cache, fresh=True)
+    last = jnp.maximum(lengths - 1, 0)
+    x = jnp.take_along_axis(x, last[:, None, None], axis=1)
+    keys = jax.vmap(_row_key)(seeds)
+    state = State(cache=cache, tokens=jnp.zeros_like(lengths), positions=lengths - 1, left=left, keys=keys)
+    state, tokens, logprobs = _draw(model, params, x, state, plan)
+    return _pin(model, state), _replicate(model, Drawn(tokens[:, None], logprobs[:, None]))
+
+
+@functools.partial(jax.jit, static_argnames=("model", "plan"), donate_argnames="state")
+def decode(
+    model: Transformer, params: dict, state: State, steps: Int[Array, ""], plan: Plan
+) -> tuple[State, Drawn]:
+    """Draws up to `steps` <= MAX_STEPS more tokens a row, fewer when every row ends before; `state` is used up."""
+
+    def more(carry):
+        step, state, _ = carry
+        return (step < steps) & jnp.any(state.left > 0)
+
+    def advance(carry):
+        step, state, drawn = carry
+        positions = jnp.where(state.left > 0, state.positions, -1)
+        x, cache = _features(model, params, state.tokens[:, None], positions[:, None], state.cache)
+        state, tokens, logprobs = _draw(model, params, x, dataclasses.replace(state, cache=cache), plan)
+        drawn = Drawn(drawn.tokens.at[:, step].set(tokens), drawn.logprobs.at[:, step].set(logprobs))
+        return step + 1, state, drawn
+
+    shape = (state.tokens.shape[0], MAX_STEPS)
+    drawn = Drawn(jnp.full(shape, NOTHING, jnp.int32), jnp.zeros(shape, jnp.float32))
+    _, state, drawn = jax.lax.while_loop(more, advance, (jnp.int32(0), _pin(model, state), drawn))
+    return _pin(model, state), _replicate(model, drawn)
+
+
+def _features(model: Transformer, params: dict, tokens, positions, cache, fresh: bool = False):
+    args = tokens, positions
+    return model.apply({"params": params}, *args, cache=cache, fresh=fresh, method="features")
+
+
+def _draw(model: Transformer, params: dict, x: Float[Array, "B 1 D"], state: State, plan: Plan):
+    """The state after one more token in every unfinished row, and the [B] tokens and log probabilities to report."""
+    logits = model.apply({"params": params}, x, method="logits")[:, 0]
+    active = state.left > 0
+    tokens = jnp.where(active, sample(logits, state.keys, state.positions + 1, plan.sampling), 0)
+    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
+    logprobs = chosen - jax.nn.logsumexp(logits, axis=-1)
+    ended = jnp.isin(tokens, jnp.array(plan.eos_ids, jnp.int32))
+    state = dataclasses.replace(
+        state,
+        tokens=tokens,
+        positions=state.positions + 1,
+        left=jnp.where(active & ~ended, state.left - 1, 0),
+    )
+    return state, jnp.where(active, tokens, NOTHING), logprobs
+
+
+def _row_key(seeds: UInt[Array, "3"]) -> Key[Array, ""]:
+    seed, prompt, occurrence = seeds
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), prompt), occurrence)
+
+
+def _pin(model: Transformer, state: State) -> State:
+    """Lays the state out over the mesh, equally before and after a call: only so can its buffers be reused."""
+    rules = model.compute.rules
+
+    def pin_layer(cache: caches.KVCache) -> caches.KVCache:
+        lead = (ax.LAYERS,) * (cache.positions.ndim - 2)
+        slots = (*lead, ax.BATCH, ax.LENGTH)
+        heads = (*slots, ax.ACT_HEADS, None)
+        return dataclasses.replace(
+            cache,
+            keys=sharding.constrain(cache.keys, heads, rules),
+            values=sharding.constrain(cache.values, heads, rules),
+            positions=sharding.constrain(cache.positions, slots, rules),
+        )
+
+    is_layer = lambda node: isinstance(node, caches.KVCache)
+    rows = {name: sharding.constrain(getattr(state, name), (ax.BATCH,), rules) for name in ("tokens", "positions", "left")}
+    return dataclasses.replace(state, cache=jax.tree.map(pin_layer, state.cache, is_leaf=is_layer), **rows)
+
+
+def _replicate(model: Transformer, drawn: Drawn) -> Drawn:
+    # Every process of a run reads all rows.
+    return jax.tree.map(lambda x: sharding.constrain(x, (None, None), model.compute.rules), drawn)

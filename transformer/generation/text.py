@@ -1,0 +1,170 @@
+"""Generation from text: the tokenizer at both ends, stop strings, streaming."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from transformer.generation.tokens import generate
+from transformer.nn.model import Transformer
+from transformer.ops.sampling import Sampling
+from transformer.settings import check
+from transformer.tokenizer import StreamDecoder, Tokenizer
+
+# Called with (index of the prompt, the next piece of its text).
+Stream = Callable[[int, str], None]
+
+
+@dataclass(frozen=True)
+class Text:
+    """What a prompt was continued with, and the tokens that it took (those of a stop string included)."""
+
+    text: str
+    tokens: tuple[int, ...]
+    reason: Literal["eos", "stop", "length"]
+
+
+def generate_text(
+    model: Transformer,
+    params: dict,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int = 128,
+    sampling: Sampling = Sampling(),
+    seed: int | Sequence[int] = 0,
+    stop: Sequence[str] = (),
+    stream: Stream | None = None,
+) -> list[str]:
+    """The text that follows each prompt; see `complete`, which also tells the tokens and why they ended."""
+    options = dict(max_new_tokens=max_new_tokens, sampling=sampling, seed=seed, stop=stop, stream=stream)
+    return [done.text for done in complete(model, params, tokenizer, prompts, **options)]
+
+
+def complete(
+    model: Transformer,
+    params: dict,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int = 128,
+    sampling: Sampling = Sampling(),
+    seed: int | Sequence[int] = 0,
+    stop: Sequence[str] = (),
+    stream: Stream | None = None,
+) -> list[Text]:
+    """Continues each prompt until the tokenizer's end token, a stop string or `max_new_tokens` tokens.
+
+    A prompt begins with the tokenizer's BOS, as documents do in training. Text ends before the stop string that is
+    completed first; `stream` is handed exactly the returned text, piece by piece, and no part of a stop string.
+
+    Raises:
+      SettingsError: an empty prompt where the tokenizer has no BOS, an empty stop string, or what `generate` refuses.
+    """
+    for name, value in (("prompts", prompts), ("stop", stop)):
+        check(not isinstance(value, str), name, value, "expected a sequence of strings")
+    check(all(stop), "stop", stop, "an empty string stops everything; leave it out")
+    ids = [_prompt_ids(tokenizer, i, prompt) for i, prompt in enumerate(prompts)]
+    writers = [_Writer(tokenizer, i, prompt, stop, stream) for i, prompt in enumerate(ids)]
+    completions = generate(
+        model,
+        params,
+        ids,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        seed=seed,
+        eos_ids=() if tokenizer.eos_id is None else (tokenizer.eos_id,),
+        # Nobody to tell: then the device need not pause to be read.
+        on_token=(lambda row, token: writers[row].add(token)) if stop or stream else None,
+    )
+    texts = []
+    for writer, done in zip(writers, completions, strict=True):
+        if not (stop or stream):
+            writer.add_all(done.tokens)
+        # The last character may complete a stop string only now.
+        reason = "stop" if writer.finish() else done.reason
+        texts.append(Text(writer.text, done.tokens, reason))
+    return texts
+
+
+class StopScanner:
+    """Passes text on up to the first stop string, holding back what may yet become one."""
+
+    def __init__(self, stop: Sequence[str]):
+        self._stop = tuple(stop)
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """The text now known to lie before any stop string, and whether one was completed.
+
+        Of several, the one that ends first counts, then the longest: the result does not depend on the pieces.
+        """
+        text = self._held + text
+        found = [(start + len(s), start) for s in self._stop if (start := text.find(s)) >= 0]
+        if found:
+            self._held = ""
+            return text[: min(found)[1]], True
+        held = next((n for n in range(self._reach(text), 0, -1) if self._begins(text[-n:])), 0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held], False
+
+    def flush(self) -> str:
+        """What was held back: no stop string came of it."""
+        held, self._held = self._held, ""
+        return held
+
+    def _reach(self, text: str) -> int:
+        return min(len(text), max((len(s) for s in self._stop), default=1) - 1)
+
+    def _begins(self, piece: str) -> bool:
+        return any(s.startswith(piece) for s in self._stop)
+
+
+class _Writer:
+    """Tokens of one row to text, and on to the stream."""
+
+    def __init__(self, tokenizer: Tokenizer, index: int, prompt: list[int], stop: Sequence[str], stream: Stream | None):
+        self._index, self._stream = index, stream
+        self._scanner = StopScanner(stop)
+        self._decoder = StreamDecoder(tokenizer)
+        # Some decoders drop the space of a first token, so the prompt goes through before, unseen. If the prompt ends in
+        # what looks like half a character, the decoder still owes that.
+        self._owed = len(tokenizer.decode(prompt)) - len(self._decoder.push(prompt))
+        self._stopped = False
+        self.text = ""
+
+    def add(self, token: int) -> bool:
+        """Takes one token; True if it completed a stop string."""
+        self._emit(self._decoder.push([token]))
+        return self._stopped
+
+    def add_all(self, tokens: Sequence[int]) -> None:
+        """Takes every token at once."""
+        self._emit(self._decoder.push(tokens))
+
+    def finish(self) -> bool:
+        """Passes on what was held back; True if a stop string ended the text."""
+        if not self._stopped:
+            self._emit(self._decoder.flush())
+        if not self._stopped:
+            self._write(self._scanner.flush())
+        return self._stopped
+
+    def _emit(self, text: str) -> None:
+        owed = min(self._owed, len(text))
+        self._owed -= owed
+        text, self._stopped = self._scanner.push(text[owed:])
+        self._write(text)
+
+    def _write(self, text: str) -> None:
+        self.text += text
+        if text and self._stream is not None:
+            self._stream(self._index, text)
+
+
+def _prompt_ids(tokenizer: Tokenizer, i: int, prompt: str) -> list[int]:
+    ids, bos = list(tokenizer.encode(prompt)), tokenizer.bos_id
+    # A prompt that spells out its BOS has it already.
+    if bos is not None and ids[:1] != [bos]:
+        ids = [bos, *ids]
+    check(bool(ids), f"prompts[{i}]", prompt, "is empty and the tokenizer has no beginning-of-text token; give it text")
+    return ids

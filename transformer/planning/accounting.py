@@ -1,0 +1,201 @@
+"""Parameters, FLOPs and cache of a model, counted from its spec alone: no arrays, no jax.
+
+Counts are of what the spec says is computed, not of how a program happens to compute it: the FLOPs here are the
+"model FLOPs" of MFU (Chowdhery et al. 2022, PaLM, appendix B), except that a masked score is not counted.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+from transformer import spec
+
+BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockCount:
+    """Parameters of one block."""
+
+    attention: int
+    ffn: int
+    norms: int
+
+    @property
+    def total(self) -> int:
+        """Parameters stored."""
+        return self.attention + self.ffn + self.norms
+
+    @property
+    def active(self) -> int:
+        """Parameters that one token uses: all of a dense block. A block that routes its tokens uses fewer."""
+        return self.total
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count:
+    """Parameters of a model; a tied table is counted once, in `embedding`.
+
+    Attributes:
+      embedding: token table and learned positions.
+      blocks: one entry a layer, in the order in which they run.
+      head: what the head owns itself: an untied table, a bias.
+    """
+
+    embedding: int
+    blocks: tuple[BlockCount, ...]
+    final_norm: int
+    head: int
+
+    @property
+    def total(self) -> int:
+        """Parameters stored."""
+        return self._around + sum(block.total for block in self.blocks)
+
+    @property
+    def active(self) -> int:
+        """Parameters that one token uses, whole tables included."""
+        return self._around + sum(block.active for block in self.blocks)
+
+    @property
+    def _around(self) -> int:
+        return self.embedding + self.final_norm + self.head
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flops:
+    """FLOPs a token, by mechanism; a multiply-add counts two, and only matrix products count.
+
+    Attributes:
+      projections: query, key, value and output projections.
+      scores: q·k and probabilities·v over the visible keys.
+    """
+
+    projections: float = 0.0
+    scores: float = 0.0
+    ffn: float = 0.0
+    head: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Sum over the mechanisms."""
+        return self.projections + self.scores + self.ffn + self.head
+
+    def __add__(self, other: "Flops") -> "Flops":
+        return Flops(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)})
+
+    def __mul__(self, factor: float) -> "Flops":
+        return Flops(**{f.name: getattr(self, f.name) * factor for f in dataclasses.fields(self)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheNumbers:
+    """Keys and values that one row keeps; slot positions (one int32 a slot and layer) are not counted.
+
+    Attributes:
+      per_token: numbers that a token adds to each layer, 2·K·H.
+      slots: tokens that each layer holds, its window at most.
+    """
+
+    per_token: tuple[int, ...]
+    slots: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        """Numbers of all layers together."""
+        return sum(n * slots for n, slots in zip(self.per_token, self.slots, strict=True))
+
+    def bytes(self, dtype: str) -> int:
+        """Bytes of one row in "float32" or "bfloat16"."""
+        return self.total * BYTES[dtype]
+
+
+def parameters(model: spec.Model) -> Count:
+    """Number of parameters of a model."""
+    positions, width = model.embedding.positions, model.d_model
+    learned = positions.max_length if isinstance(positions, spec.LearnedPositions) else 0
+    final = model.decoder.final_norm
+    return Count(
+        embedding=(model.vocab_size + learned) * width,
+        blocks=tuple(block_parameters(block, width) for block in model.decoder.layers),
+        final_norm=_norm(final, width) if final else 0,
+        head=model.vocab_size * ((0 if model.head.tied else width) + model.head.bias),
+    )
+
+
+def block_parameters(block: spec.Block, d_model: int) -> BlockCount:
+    """Number of parameters of one block of width `d_model`."""
+    norms = {"pre": 1, "post": 1, "sandwich": 2}[block.placement]  # a residual branch
+    return BlockCount(
+        attention=_attention(block.mixer, d_model),
+        ffn=_feed_forward(block.ffn, d_model),
+        norms=2 * norms * _norm(block.norm, d_model),
+    )
+
+
+def _attention(a: spec.Attention, d_model: int) -> int:
+    inward = (a.num_heads + 2 * a.num_kv_heads) * a.head_dim
+    outward = a.num_heads * a.head_dim
+    kernels = d_model * (inward + outward)
+    biases = a.qkv_bias * inward + a.out_bias * d_model
+    qk_norms = 2 * _norm(a.qk_norm, a.head_dim) if a.qk_norm else 0
+    return kernels + biases + qk_norms + a.sinks * a.num_heads
+
+
+def _feed_forward(f: spec.FeedForward, d_model: int) -> int:
+    inward = 2 if f.gated else 1
+    return (inward + 1) * d_model * f.d_ff + f.bias * (inward * f.d_ff + d_model)
+
+
+def _norm(norm: spec.Norm, width: int) -> int:
+    return width * (1 + norm.bias)
+
+
+def flops_per_token(model: spec.Model, seq_len: int, *, training: bool) -> Flops:
+    """FLOPs a token of rows of `seq_len` tokens, on average over the row.
+
+    Args:
+      training: forward and backward, three times the forward: each product has one gradient for either factor.
+        Nothing is computed twice (no remat), and the optimiser is not counted.
+
+    Raises:
+      ValueError: `seq_len` is not positive.
+    """
+    total = Flops(head=2.0 * model.vocab_size * model.d_model)
+    for block in model.decoder.layers:
+        total = total + block_flops(block, model.d_model, seq_len)
+    return total * 3 if training else total
+
+
+def block_flops(block: spec.Block, d_model: int, seq_len: int) -> Flops:
+    """Forward FLOPs a token of one block of width `d_model`, on average over rows of `seq_len` tokens."""
+    a, f = block.mixer, block.ffn
+    heads = 2 * a.num_heads + 2 * a.num_kv_heads  # query, key, value, out
+    return Flops(
+        projections=2.0 * d_model * heads * a.head_dim,
+        scores=2 * 2 * a.num_heads * a.head_dim * mean_visible(a.mask, seq_len),
+        ffn=2.0 * d_model * f.d_ff * (3 if f.gated else 2),
+    )
+
+
+def mean_visible(mask: spec.Mask, seq_len: int) -> float:
+    """Number of keys that a query of a row of `seq_len` tokens sees, on average: the mean of `ops.mask.visible`.
+
+    Raises:
+      ValueError: `seq_len` is not positive.
+    """
+    if seq_len < 1:
+        raise ValueError(f"seq_len={seq_len}: use at least 1 token")
+    window = min(mask.window or seq_len, seq_len)
+    # The first `window` queries look back at 1, 2 … window keys, the others at `window` each.
+    behind = window * (window + 1) / 2 + (seq_len - window) * window
+    # Looking both ways mirrors that, and the query's own position is one key.
+    return (behind if mask.causal else 2 * behind - seq_len) / seq_len
+
+
+def cache_numbers(model: spec.Model, length: int) -> CacheNumbers:
+    """Keys and values that decoding keeps for one row of `length` tokens, as `ops.cache.init` lays them out."""
+    mixers = [block.mixer for block in model.decoder.layers]
+    return CacheNumbers(
+        per_token=tuple(2 * m.num_kv_heads * m.head_dim for m in mixers),
+        slots=tuple(min(length, m.mask.window or length) for m in mixers),
+    )

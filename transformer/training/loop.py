@@ -1,0 +1,226 @@
+"""The training loop: resumes by itself, saves when told to stop, reports as it goes."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from transformer import sharding
+from transformer.checkpoints.workdir import Workdir
+from transformer.config import Run
+from transformer.nn.model import Transformer
+from transformer.tokenizer import Tokenizer, load_tokenizer
+from transformer.training import data, metrics
+from transformer.training.optimizer import make_optimizer
+from transformer.training.state import TrainState, abstract_state, init_state
+from transformer.training.step import Batch, compile_train_step, make_eval_step, means
+
+Sampler = Callable[[Transformer, dict, Tokenizer], str]
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a call of `train` ended: the state, the last evaluation, and whether all steps were done."""
+
+    state: TrainState
+    evaluation: dict[str, float] = field(default_factory=dict)
+    finished: bool = True
+
+
+def train(
+    run: Run,
+    workdir: str,
+    *,
+    flops_per_token: float | None = None,
+    sampler: Sampler | None = None,
+    quiet: bool = False,
+) -> Result:
+    """Trains `run` in `workdir`, from its newest checkpoint if it has one.
+
+    SIGTERM or SIGINT saves after the step in flight and returns with `finished=False`; a second one kills.
+
+    Args:
+      flops_per_token: training FLOPs of one token, for MFU.
+      sampler: makes text with the current parameters, called every `train.sample_every` steps and at the end.
+
+    Raises:
+      SettingsError, ShardingError, WorkdirError: before anything is compiled.
+    """
+    return _Loop(run, workdir, flops_per_token, sampler, quiet).run_all()
+
+
+class _Loop:
+    """The parts of one run, made in the order in which they can fail: cheap checks first, compiling last."""
+
+    def __init__(self, run: Run, workdir: str, flops_per_token, sampler, quiet: bool):
+        self.settings = settings = run.settings
+        self.mesh = sharding.make_mesh(settings.mesh)
+        sharding.check_batch(settings.data.batch_size // settings.train.accumulate, self.mesh, settings.compute.rules)
+        self.model = Transformer(run.spec, settings.compute)
+        self.tokenizer = load_tokenizer(settings.data.tokenizer)
+        data.check_vocabulary(self.tokenizer, run.spec.vocab_size)
+        self.optimizer = make_optimizer(self.model, settings)
+        self.like = abstract_state(self.model, self.optimizer, self.mesh)
+        processes = jax.process_index(), jax.process_count()
+        self.batches = data.train_iterator(settings.data, self.tokenizer, *processes)
+        self.held_out = data.validation_batches(settings.data, self.tokenizer, settings.train.eval_batches, *processes)
+        self.workdir = Workdir(workdir, settings.train.keep_checkpoints)
+        self.workdir.open_config(run.values)
+        self.workdir.keep_tokenizer(settings.data.tokenizer)
+        self.flops_per_token, self.sampler = flops_per_token, sampler
+        self.quiet = quiet or jax.process_index() != 0
+        self.eval_step = jax.jit(make_eval_step(self.model))
+        self.stop = False
+
+    def run_all(self) -> Result:
+        """Restores or initialises, then steps to the end or to a signal."""
+        state = self._initial_state()
+        step, steps = int(state.step), self.settings.train.steps
+        self.progress = metrics.ProgressLine(step, steps, self.quiet)
+        self.log = metrics.MetricsLog(self.workdir.path, step, step == steps) if jax.process_index() == 0 else None
+        self.progress.say(f"{self._headline()}; {f'resumed at step {step}' if step else 'from scratch'}")
+        self.peak = metrics.peak_flops(self.settings.compute.dtype) if self.flops_per_token else None
+        try:
+            with jax.set_mesh(self.mesh), self._signals():
+                state, step, evaluation = self._steps(state, step, steps)
+                self._save(step, state)
+                if step == steps:
+                    evaluation = evaluation or self._evaluate(step, state.params)
+                    self._sample(step, state.params, last=True)
+                else:
+                    self.progress.say(f"stopped by a signal: saved step {step}; the same command resumes")
+                self.workdir.wait()
+        finally:
+            self.progress.close()
+            self.batches.close()
+            self.workdir.close()
+            if self.log:
+                self.log.close()
+        return Result(state, evaluation, finished=step == steps)
+
+    def _headline(self) -> str:
+        count = sum(x.size for x in jax.tree.leaves(self.like.params))
+        shape = {name: size for name, size in self.mesh.shape.items() if size > 1}
+        return f"{count:,} parameters on {self.mesh.size} {jax.devices()[0].device_kind} device(s) {shape or ''}".strip()
+
+    def _initial_state(self) -> TrainState:
+        step = self.workdir.latest_step()
+        if step is None:
+            return init_state(self.model, self.optimizer, self.settings.seed, self.mesh)
+        state, position = self.workdir.restore(step, self.like, self.tokenizer.identity)
+        self.batches.set_state(position)
+        return state
+
+    def _steps(self, state: TrainState, step: int, steps: int) -> tuple[TrainState, int, dict[str, float]]:
+        train, train_step = self.settings.train, compile_train_step(self.model, self.settings)
+        evaluation, clock = {}, _Clock()
+        while step < steps and not self.stop:
+            state, values = train_step(state, self._on_devices(next(self.batches)))
+            step += 1
+            if step % train.log_every == 0 or step == steps:
+                values = {name: float(x) for name, x in values.items()}  # the only wait for the devices
+                values |= self._speed(clock.lap(step))
+                self._record(step, "train", values)
+            self.progress.step(step)
+            if train.eval_every and step % train.eval_every == 0:
+                evaluation = self._evaluate(step, state.params)
+            elif step < steps:
+                evaluation = {}
+            if train.checkpoint_every and step % train.checkpoint_every == 0:
+                self._save(step, state)
+            if train.sample_every and step % train.sample_every == 0 and step < steps:
+                self._sample(step, state.params)
+            if clock.started is None or (train.eval_every and step % train.eval_every == 0):
+                jax.block_until_ready(state.step)
+                clock.start(step)
+        return state, step, evaluation
+
+    def _on_devices(self, batch: dict[str, np.ndarray]) -> Batch:
+        place = sharding.batch_sharding(self.mesh, self.settings.compute.rules)
+        return {name: jax.make_array_from_process_local_data(place, x) for name, x in batch.items()}
+
+    def _speed(self, lap: tuple[int, float] | None) -> dict[str, float]:
+        """Tokens (padding included) a second since the last record, and what that is of the devices' peak."""
+        if lap is None:
+            return {}
+        steps, seconds = lap
+        speed = steps * self.settings.data.batch_size * self.settings.data.seq_len / seconds
+        values = {"tokens_per_second": speed}
+        if self.flops_per_token and self.peak:
+            values["mfu"] = speed * self.flops_per_token / self.peak
+        return values
+
+    def _record(self, step: int, kind: str, values: dict[str, Any]) -> None:
+        if self.log:
+            self.log.write(step, kind, values)
+        if kind == "train":
+            self.progress.record(step, values)
+
+    def _evaluate(self, step: int, params: dict) -> dict[str, float]:
+        """Mean loss, perplexity and bits a byte of the held-out batches."""
+        sums = None
+        for batch in self.held_out:
+            more = self.eval_step(params, self._on_devices(batch))
+            sums = more if sums is None else jax.tree.map(jax.numpy.add, sums, more)
+        values = {name: float(x) for name, x in means(sums).items()}
+        values["perplexity"] = float(np.exp(values["loss"]))
+        self._record(step, "eval", values)
+        self.progress.say(
+            f"step {step}: validation loss {values['loss']:.4f}, perplexity {values['perplexity']:.2f}, "
+            f"{values['bits_per_byte']:.3f} bits/byte"
+        )
+        return values
+
+    def _sample(self, step: int, params: dict, last: bool = False) -> None:
+        if self.sampler and self.settings.train.sample_every:
+            text = self.sampler(self.model, params, self.tokenizer)
+            self.progress.say(f"step {step}: sample\n{text}")
+            if self.log:
+                self.log.text(step, "sample", text)
+
+    def _save(self, step: int, state: TrainState) -> None:
+        if step:
+            self.workdir.save(step, state, self.batches.get_state(), self.tokenizer.identity)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and SIGINT end the loop after the step in flight; the second one does what it always does."""
+
+        def ask(number, _):
+            self.stop = True
+            signal.signal(number, previous[number])
+
+        try:
+            previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        except ValueError:  # not the main thread: a notebook's worker has no signals to handle
+            yield
+            return
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+class _Clock:
+    """Time between records, without compiling and evaluation."""
+
+    def __init__(self):
+        self.started: tuple[int, float] | None = None
+
+    def start(self, step: int) -> None:
+        self.started = (step, time.perf_counter())
+
+    def lap(self, step: int) -> tuple[int, float] | None:
+        """(steps, seconds) since the start, which then is now; None before the first step was compiled."""
+        if self.started is None:
+            return None
+        (before, then), now = self.started, time.perf_counter()
+        self.started = (step, now)
+        return (step - before, now - then) if step > before else None

@@ -1,0 +1,131 @@
+"""Where metrics go: a live progress line, JSONL, TensorBoard."""
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+# Dense bfloat16 peak of one device, FLOP/s, from the vendors' pages.
+PEAK_FLOPS = {
+    "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5e": 197e12, "TPU v5": 459e12, "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12, "TPU v6e": 918e12, "TPU7x": 1153.5e12,
+    "NVIDIA A100-SXM4-80GB": 312e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA H200": 989e12,
+}  # fmt: skip
+
+
+def peak_flops(dtype: str) -> float | None:
+    """Peak FLOP/s of all devices together: published, or measured on a CPU; None where it isn't known."""
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        return _measured_peak(dtype)
+    one = PEAK_FLOPS.get(device.device_kind)
+    return None if one is None else one * jax.device_count()
+
+
+def _measured_peak(dtype: str, size: int = 1024, tries: int = 5) -> float:
+    """Best FLOP/s of a square matmul. Virtual CPU devices share the cores, so this is the whole host's."""
+    x = jnp.ones((size, size), dtype)
+    multiply = jax.jit(jnp.matmul)
+    multiply(x, x).block_until_ready()
+    best = math.inf
+    for _ in range(tries):
+        start = time.perf_counter()
+        multiply(x, x).block_until_ready()
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best
+
+
+class MetricsLog:
+    """Writes records of (step, values). A resumed run drops what was written after the step it resumes from."""
+
+    def __init__(self, workdir: Path, first_step: int, finished: bool):
+        from tensorboardX import SummaryWriter  # slow to import, and only training needs it
+
+        self._file = workdir / "metrics.jsonl"
+        self._keep_until(first_step, finished)
+        self._jsonl = self._file.open("a", encoding="utf-8")
+        self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=first_step + 1)
+
+    def _keep_until(self, step: int, finished: bool) -> None:
+        """A killed run may have logged steps that it never saved, and half a line; a finished one evaluates again."""
+        if not self._file.exists():
+            return
+        kept = []
+        for line in self._file.read_text(encoding="utf-8").splitlines():
+            try:
+                record = json.loads(line)
+                again = finished and (record["step"], record["kind"]) == (step, "eval")
+                if record["step"] <= step and not again:
+                    kept.append(line + "\n")
+            except (json.JSONDecodeError, KeyError):
+                continue
+        partial = self._file.with_suffix(".partial")
+        partial.write_text("".join(kept), encoding="utf-8")
+        os.replace(partial, self._file)
+
+    def write(self, step: int, kind: str, values: dict[str, Any]) -> None:
+        """One record; `kind` is "train" or "eval"."""
+        self._jsonl.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
+        self._jsonl.flush()
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """A text, for TensorBoard."""
+        self._board.add_text(name, text, step)
+
+    def close(self) -> None:
+        """Flushes and closes both."""
+        self._jsonl.close()
+        self._board.close()
+
+
+class ProgressLine:
+    """Progress with an ETA: a live bar on a terminal, a plain line a record elsewhere."""
+
+    def __init__(self, first_step: int, steps: int, quiet: bool):
+        self._console = Console(quiet=quiet, highlight=False, soft_wrap=True)
+        self._first, self._steps, self._start = first_step, steps, time.perf_counter()
+        columns = (
+            TextColumn("training"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("ETA"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
+        )  # fmt: skip
+        self._live = Progress(*columns, console=self._console, disable=quiet or not self._console.is_terminal)
+        self._task = self._live.add_task("", total=steps, completed=first_step, note="")
+        self._live.start()
+
+    def step(self, step: int) -> None:
+        """Moves the bar."""
+        self._live.update(self._task, completed=step)
+
+    def record(self, step: int, values: dict[str, Any]) -> None:
+        """Shows the newest training metrics."""
+        note = (
+            f"loss {values['loss']:.4f}  {values['bits_per_byte']:.3f} bits/byte  "
+            f"grad {values['grad_norm']:.2f}  lr {values['learning_rate']:.2e}"
+        )
+        if "tokens_per_second" in values:
+            note += f"  {values['tokens_per_second']:,.0f} tokens/s"
+        if "mfu" in values:
+            note += f"  MFU {values['mfu']:.1%}"
+        self._live.update(self._task, completed=step, note=note)
+        if not self._console.is_terminal:
+            elapsed = time.perf_counter() - self._start
+            left = elapsed / max(step - self._first, 1) * (self._steps - step)
+            self._console.print(f"step {step}/{self._steps}  {note}  ETA {left:.0f} s")
+
+    def say(self, text: str) -> None:
+        """Prints above the bar."""
+        self._console.print(text, markup=False)
+
+    def close(self) -> None:
+        """Ends the bar."""
+        self._live.stop()

@@ -1,0 +1,51 @@
+"""AdamW with warm-up and cosine decay, and which parameters it decays."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from transformer import axes as ax
+from transformer.nn import initial
+from transformer.nn.model import Transformer
+from transformer.settings import Optimizer, Settings
+
+# A parameter is decayed where it maps features to features. Biases, norms, sinks and tables looked up by position
+# have nothing for decay to regularise, and are told by their logical names.
+FEATURES = frozenset({ax.EMBED, ax.MLP, ax.HEADS, ax.KV_HEADS, ax.VOCAB})
+
+
+def decays(names: tuple[str, ...]) -> bool:
+    """True for a parameter whose logical axes say that weight decay applies to it."""
+    return ax.POSITION not in names and ax.EMBED in names and len(FEATURES.intersection(names)) >= 2
+
+
+def decay_mask(model: Transformer) -> dict:
+    """One boolean a parameter, from its logical axis names."""
+    return jax.tree.map(lambda box: decays(box.names), initial.abstract_params(model), is_leaf=initial.is_named)
+
+
+def learning_rate(settings: Optimizer, steps: int) -> optax.Schedule:
+    """Linear warm-up to `peak_lr`, then a cosine to `end_lr_fraction` of it at the last step."""
+    return optax.warmup_cosine_decay_schedule(
+        init_value=0.0 if settings.warmup_steps else settings.peak_lr,
+        peak_value=settings.peak_lr,
+        warmup_steps=settings.warmup_steps,
+        decay_steps=steps,
+        end_value=settings.peak_lr * settings.end_lr_fraction,
+    )
+
+
+def make_optimizer(model: Transformer, settings: Settings) -> optax.GradientTransformation:
+    """Clip by global norm, AdamW with float32 moments, decay by mask (Loshchilov & Hutter 2019)."""
+    o = settings.optimizer
+    return optax.chain(
+        optax.clip_by_global_norm(o.clip_norm) if jnp.isfinite(o.clip_norm) else optax.identity(),
+        optax.adamw(
+            learning_rate(o, settings.train.steps),
+            b1=o.b1,
+            b2=o.b2,
+            eps=o.eps,
+            weight_decay=o.weight_decay,
+            mask=decay_mask(model),
+        ),
+    )
