@@ -36,7 +36,7 @@ def tiny_spec(family: str):
     return build_spec(family)
 
 
-def model(family: str, **compute) -> Transformer:
+def model(family: str, **compute: Any) -> Transformer:
     """The tiny model of a family; attention by the formula unless told otherwise."""
     return Transformer(tiny_spec(family), Compute(**{"attention": "reference", **compute}))
 
@@ -49,12 +49,14 @@ def abstract_params(net: Transformer) -> Any:
 
 @functools.cache
 def params(family: str) -> Any:
-    """Initial parameters of the tiny model plus noise: no bias, sink or norm offset is left at zero or one."""
-    net = model(family)
-    values = nn.unbox(jax.jit(net.init)(jax.random.key(0), jnp.zeros((1, 2), jnp.int32)))["params"]
-    leaves, tree = jax.tree.flatten(values)
+    """Random parameters of the tiny model: no bias, sink or norm scale is left at zero or one."""
     rng = np.random.default_rng(0)
-    return jax.tree.unflatten(tree, [x + 0.1 * rng.standard_normal(x.shape).astype(np.float32) for x in leaves])
+
+    def draw(path, leaf):
+        noise = rng.standard_normal(leaf.shape).astype(np.float32)
+        return 1 + 0.1 * noise if path[-1].key == "scale" else noise / np.sqrt(tiny_spec(family).d_model)
+
+    return jax.tree.map_with_path(draw, nn.meta.unbox(abstract_params(model(family))))
 
 
 def random_tokens(family: str, rows: int, length: int = LENGTH, seed: int = 0) -> np.ndarray:
@@ -73,7 +75,7 @@ class Batch(NamedTuple):
 
 
 @functools.cache
-def packed_batch(family: str, rows: int = 2, length: int = LENGTH) -> Batch:
+def packed_batch(family: str, rows: int = 8, length: int = LENGTH) -> Batch:
     """Rows of two to three documents of random lengths beyond the window, and padding at the end."""
     rng = np.random.default_rng(7)
     segments = np.zeros((rows, length), np.int32)
@@ -93,6 +95,7 @@ class Result(NamedTuple):
     gradients: Any
 
 
+@functools.cache
 def objective(net: Transformer):
     """The jitted (params, batch) -> Result of a model."""
 
@@ -149,8 +152,12 @@ def shardings(net: Transformer, mesh: jax.sharding.Mesh) -> Any:
     return jax.tree.map_with_path(place, abstract_params(net), is_leaf=lambda x: isinstance(x, Named))
 
 
-def with_layers(spec, change):
-    """The spec with `change` applied to every block."""
-    stack = spec.decoder
-    parts = {part: tuple(map(change, getattr(stack, part))) for part in ("head", "body", "tail")}
-    return dataclasses.replace(spec, decoder=dataclasses.replace(stack, **parts))
+def layers(stack: Any, tree: Any) -> list[Any]:
+    """The subtrees of a stack's tree (parameters or intermediates) in the order in which its layers run."""
+    body = [
+        jax.tree.map(lambda x, r=r: x[r], tree["body"][f"block_{i}"])
+        for r in range(stack.repeats)
+        for i in range(len(stack.body))
+    ]
+    ends = {part: [tree[f"{part}_{i}"] for i in range(len(getattr(stack, part)))] for part in ("head", "tail")}
+    return ends["head"] + body + ends["tail"]

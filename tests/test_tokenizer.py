@@ -41,6 +41,7 @@ def metaspace_bpe():
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
     return tokenizer
 
 
@@ -86,6 +87,7 @@ def test_bytes_lie_on_the_tokens_they_belong_to(tmp_path):
 @given(text=TEXT)
 def test_decode_inverts_encode(tokenizer, text):
     ids = tokenizer.encode(text)
+    assert bool(ids) == bool(text)  # no special tokens added
     assert all(0 <= i < tokenizer.vocab_size for i in ids)
     assert tokenizer.decode(ids).lstrip(" ") == text.lstrip(" ")  # some tokenizers add or strip a first space
 
@@ -114,6 +116,13 @@ def test_streaming_invalid_bytes_equals_decoding_at_once(data):
     ids = [byte + 3 for byte in data]
     stream = StreamDecoder(tokenizer)
     assert "".join(stream.push([i]) for i in ids) + stream.flush() == data.decode(errors="replace")
+
+
+def test_streaming_keeps_the_space_after_many_specials(tokenizer):
+    specials = [i for i in (tokenizer.bos_id, tokenizer.eos_id) if i is not None] * 40
+    ids = tokenizer.encode("a b") + specials + tokenizer.encode(" a é🙂")
+    stream = StreamDecoder(tokenizer)
+    assert "".join(stream.push([i]) for i in ids) + stream.flush() == tokenizer.decode(ids)
 
 
 def test_streaming_forgets_what_it_has_shown():

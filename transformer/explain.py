@@ -221,6 +221,7 @@ def _kv_numbers(block: spec.Block) -> int:
 
 def _si(value: float) -> str:
     """Three digits and a decimal prefix: 27.0 G."""
+    value = float(f"{value:.3g}")  # rounded first, so that 999,999 becomes 1.00 M and not 1000 k
     power = min(max(len(f"{value:.0f}") - 1, 0) // 3, 5)
     value /= 1000**power
     digits = 0 if power == 0 or value >= 100 else 1 if value >= 10 else 2

@@ -1,4 +1,4 @@
-"""HOW to run: strict, frozen settings. What a model *is* lives in `spec.py`.
+"""HOW to run: strict, frozen settings. What a model *is* lives in `spec/`.
 
 Every field takes effect or is refused with a message that names the field, the value and the remedy.
 `from_mapping` reads nested plain data (an `ml_collections.ConfigDict` or JSON) and refuses unknown keys.

@@ -33,10 +33,9 @@ def may_look(mask, q, k, q_segment, k_segment) -> bool:
 )
 def test_visible_is_the_sentence(mask, q, k, segments):
     q_segments, k_segments = segments or (np.zeros_like(q), np.zeros_like(k))
-    expected = [
-        [[may_look(mask, q[b, t], k[b, s], q_segments[b, t], k_segments[b, s]) for s in range(KEYS)] for t in range(QUERIES)]
-        for b in range(BATCH)
-    ]
+    expected = np.empty((BATCH, QUERIES, KEYS), bool)
+    for b, t, s in np.ndindex(expected.shape):
+        expected[b, t, s] = may_look(mask, q[b, t], k[b, s], q_segments[b, t], k_segments[b, s])
     np.testing.assert_array_equal(visible(mask, q, k, *(segments or ())), expected)
 
 

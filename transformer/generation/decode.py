@@ -28,13 +28,11 @@ class Plan:
     """The static part of a generation.
 
     Attributes:
-      eos_ids: tokens that end a row.
       capacity: positions that the cache of a full layer holds.
       cache_dtype: of keys and values at rest.
     """
 
     sampling: Sampling
-    eos_ids: tuple[int, ...]
     capacity: int
     cache_dtype: str
 
@@ -76,9 +74,16 @@ def prefill(
     lengths: Int[Array, " B"],
     left: Int[Array, " B"],
     seeds: UInt[Array, "B 3"],
+    ends: Int[Array, " E"],
     plan: Plan,
 ) -> tuple[State, Drawn]:
-    """Reads whole prompts, padded on the right, and draws the first token of each row (Drawn of one column)."""
+    """Reads whole prompts, padded on the right, and draws the first token of each row (Drawn of one column).
+
+    Args:
+      left: tokens that each row may draw; 0 in a row without a prompt.
+      seeds: what the random keys are made of (`prompts.Batch`).
+      ends: tokens that end a row; `NOTHING` is never drawn.
+    """
     index = jnp.arange(prompts.shape[1], dtype=jnp.int32)
     positions = jnp.where(index < lengths[:, None], index, -1)
     cache = caches.init(model.spec.decoder, prompts.shape[0], plan.capacity, jnp.dtype(plan.cache_dtype))
@@ -87,13 +92,13 @@ def prefill(
     x = jnp.take_along_axis(x, last[:, None, None], axis=1)
     keys = jax.vmap(_row_key)(seeds)
     state = State(cache=cache, tokens=jnp.zeros_like(lengths), positions=lengths - 1, left=left, keys=keys)
-    state, tokens, logprobs = _draw(model, params, x, state, plan)
+    state, tokens, logprobs = _draw(model, params, x, state, ends, plan)
     return _pin(model, state), _replicate(model, Drawn(tokens[:, None], logprobs[:, None]))
 
 
 @functools.partial(jax.jit, static_argnames=("model", "plan"), donate_argnames="state")
 def decode(
-    model: Transformer, params: dict, state: State, steps: Int[Array, ""], plan: Plan
+    model: Transformer, params: dict, state: State, steps: Int[Array, ""], ends: Int[Array, " E"], plan: Plan
 ) -> tuple[State, Drawn]:
     """Draws up to `steps` <= MAX_STEPS more tokens a row, fewer when every row ends before; `state` is used up."""
 
@@ -105,7 +110,7 @@ def decode(
         step, state, drawn = carry
         positions = jnp.where(state.left > 0, state.positions, -1)
         x, cache = _features(model, params, state.tokens[:, None], positions[:, None], state.cache)
-        state, tokens, logprobs = _draw(model, params, x, dataclasses.replace(state, cache=cache), plan)
+        state, tokens, logprobs = _draw(model, params, x, dataclasses.replace(state, cache=cache), ends, plan)
         drawn = Drawn(drawn.tokens.at[:, step].set(tokens), drawn.logprobs.at[:, step].set(logprobs))
         return step + 1, state, drawn
 
@@ -120,14 +125,14 @@ def _features(model: Transformer, params: dict, tokens, positions, cache, fresh:
     return model.apply({"params": params}, *args, cache=cache, fresh=fresh, method="features")
 
 
-def _draw(model: Transformer, params: dict, x: Float[Array, "B 1 D"], state: State, plan: Plan):
+def _draw(model: Transformer, params: dict, x: Float[Array, "B 1 D"], state: State, ends: Array, plan: Plan):
     """The state after one more token in every unfinished row, and the [B] tokens and log probabilities to report."""
     logits = model.apply({"params": params}, x, method="logits")[:, 0]
     active = state.left > 0
     tokens = jnp.where(active, sample(logits, state.keys, state.positions + 1, plan.sampling), 0)
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
     logprobs = chosen - jax.nn.logsumexp(logits, axis=-1)
-    ended = jnp.isin(tokens, jnp.array(plan.eos_ids, jnp.int32))
+    ended = jnp.isin(tokens, ends)
     state = dataclasses.replace(
         state,
         tokens=tokens,
@@ -157,9 +162,16 @@ def _pin(model: Transformer, state: State) -> State:
             positions=sharding.constrain(cache.positions, slots, rules),
         )
 
-    is_layer = lambda node: isinstance(node, caches.KVCache)
-    rows = {name: sharding.constrain(getattr(state, name), (ax.BATCH,), rules) for name in ("tokens", "positions", "left")}
-    return dataclasses.replace(state, cache=jax.tree.map(pin_layer, state.cache, is_leaf=is_layer), **rows)
+    def pin_row(row: Array) -> Array:
+        return sharding.constrain(row, (ax.BATCH,), rules)
+
+    return dataclasses.replace(
+        state,
+        cache=jax.tree.map(pin_layer, state.cache, is_leaf=lambda node: isinstance(node, caches.KVCache)),
+        tokens=pin_row(state.tokens),
+        positions=pin_row(state.positions),
+        left=pin_row(state.left),
+    )
 
 
 def _replicate(model: Transformer, drawn: Drawn) -> Drawn:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from transformer.generation.tokens import generate
+from transformer.generation.tokens import PLAIN, generate
 from transformer.nn.model import Transformer
 from transformer.ops.sampling import Sampling
 from transformer.settings import check
@@ -30,7 +30,7 @@ def generate_text(
     prompts: Sequence[str],
     *,
     max_new_tokens: int = 128,
-    sampling: Sampling = Sampling(),
+    sampling: Sampling = PLAIN,
     seed: int | Sequence[int] = 0,
     stop: Sequence[str] = (),
     stream: Stream | None = None,
@@ -47,7 +47,7 @@ def complete(
     prompts: Sequence[str],
     *,
     max_new_tokens: int = 128,
-    sampling: Sampling = Sampling(),
+    sampling: Sampling = PLAIN,
     seed: int | Sequence[int] = 0,
     stop: Sequence[str] = (),
     stream: Stream | None = None,
@@ -126,8 +126,8 @@ class _Writer:
         self._index, self._stream = index, stream
         self._scanner = StopScanner(stop)
         self._decoder = StreamDecoder(tokenizer)
-        # Some decoders drop the space of a first token, so the prompt goes through before, unseen. If the prompt ends in
-        # what looks like half a character, the decoder still owes that.
+        # Some decoders drop the space of a first token, so the prompt goes through before, unseen. Of a prompt that
+        # ends in what looks like half a character, the decoder still owes that much.
         self._owed = len(tokenizer.decode(prompt)) - len(self._decoder.push(prompt))
         self._stopped = False
         self.text = ""

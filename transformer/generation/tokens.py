@@ -17,6 +17,9 @@ from transformer.settings import check
 # Tokens a row between two looks at them, while somebody watches.
 STREAM_STEPS = 8
 
+# Draws from the model's own distribution.
+PLAIN = Sampling()
+
 # Called with (index of the prompt, token); True ends that row after this token.
 OnToken = Callable[[int, int], bool | None]
 
@@ -42,7 +45,7 @@ def generate(
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
-    sampling: Sampling = Sampling(),
+    sampling: Sampling = PLAIN,
     seed: int | Sequence[int] = 0,
     eos_ids: Sequence[int] = (),
     cache_dtype: str | None = None,
@@ -68,21 +71,22 @@ def generate(
     vocab_size = model.spec.vocab_size
     for token in eos_ids:
         check(0 <= token < vocab_size, "eos_ids", token, f"outside the model's vocabulary of {vocab_size}")
-    # Sorted: any order of the same end tokens is the same program.
-    ends = tuple(sorted({int(token) for token in eos_ids}))
-    plan = Plan(sampling, ends, batch.capacity, str(jnp.dtype(cache_dtype or model.compute.dtype)))
+    ends = frozenset(int(token) for token in eos_ids)
+    # None and one are the same program.
+    end_array = np.array(sorted(ends) or [NOTHING], np.int32)
+    plan = Plan(sampling, batch.capacity, str(jnp.dtype(cache_dtype or model.compute.dtype)))
     left = np.where(batch.lengths > 0, max_new_tokens, 0).astype(np.int32)
     rows = [_Row(i, ends, max_new_tokens, on_token) for i in range(len(prompts))]
     steps = MAX_STEPS if on_token is None else STREAM_STEPS
 
-    state, drawn = prefill(model, params, batch.tokens, batch.lengths, left, batch.seeds, plan)
+    state, drawn = prefill(model, params, batch.tokens, batch.lengths, left, batch.seeds, end_array, plan)
     asked = 1
     while True:
         # The next chunk is under way while this one is looked at.
         ahead = None
         if asked < max_new_tokens:
             count = min(steps, max_new_tokens - asked)
-            ahead, asked = decode(model, params, state, np.int32(count), plan), asked + count
+            ahead, asked = decode(model, params, state, np.int32(count), end_array, plan), asked + count
         stopped = _record(rows, drawn)
         if ahead is None or all(row.reason for row in rows):
             return [row.completion() for row in rows]
@@ -96,7 +100,7 @@ def generate(
 class _Row:
     """Collects the tokens of one prompt."""
 
-    def __init__(self, index: int, ends: tuple[int, ...], limit: int, on_token: OnToken | None):
+    def __init__(self, index: int, ends: frozenset[int], limit: int, on_token: OnToken | None):
         self.index, self.ends, self.limit, self.on_token = index, ends, limit, on_token
         self.tokens: list[int] = []
         self.logprobs: list[float] = []

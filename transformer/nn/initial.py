@@ -5,16 +5,20 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
+from transformer import axes as ax
 from transformer import sharding
 from transformer.nn.model import Transformer
 from transformer.nn.parameter import Named
 
-TOKENS = (1, 2)  # any shape would do: no parameter depends on it
+
+def _tokens() -> jax.Array:
+    """Any tokens would do, no parameter depends on them: as few rows as the mesh in force can split."""
+    return jnp.zeros((sharding.ways(ax.BATCH), 2), jnp.int32)
 
 
 def abstract_params(model: Transformer) -> dict:
     """Parameter shapes boxed with their logical axis names; nothing is computed."""
-    return jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct(TOKENS, jnp.int32))["params"]
+    return jax.eval_shape(lambda key: model.init(key, _tokens()), jax.random.key(0))["params"]
 
 
 def is_named(x) -> bool:
@@ -39,7 +43,7 @@ def param_shardings(model: Transformer, mesh: Mesh) -> dict:
 
 def init_fn(model: Transformer, key: jax.Array) -> dict:
     """Bare initial parameters, to be jitted with the shardings wanted."""
-    return nn.meta.unbox(model.init(key, jnp.zeros(TOKENS, jnp.int32))["params"])
+    return nn.meta.unbox(model.init(key, _tokens())["params"])
 
 
 def params(model: Transformer, seed: int, mesh: Mesh | None = None) -> dict:

@@ -128,15 +128,13 @@ class _Loop:
                 values |= self._speed(clock.lap(step))
                 self._record(step, "train", values)
             self.progress.step(step)
-            if train.eval_every and step % train.eval_every == 0:
-                evaluation = self._evaluate(step, state.params)
-            elif step < steps:
-                evaluation = {}
+            evaluating = train.eval_every and step % train.eval_every == 0
+            evaluation = self._evaluate(step, state.params) if evaluating else {}
             if train.checkpoint_every and step % train.checkpoint_every == 0:
                 self._save(step, state)
             if train.sample_every and step % train.sample_every == 0 and step < steps:
                 self._sample(step, state.params)
-            if clock.started is None or (train.eval_every and step % train.eval_every == 0):
+            if clock.started is None or evaluating:
                 jax.block_until_ready(state.step)
                 clock.start(step)
         return state, step, evaluation

@@ -81,7 +81,7 @@ def make_train_step(model: Transformer, settings: Settings) -> Callable[[TrainSt
         params = optax.apply_updates(state.params, updates)
         metrics = {
             **means(sums),
-            "grad_norm": optax.global_norm(grads),
+            "grad_norm": optax.tree.norm(grads),
             "learning_rate": schedule(state.step),
             "tokens": sums["tokens"],
         }

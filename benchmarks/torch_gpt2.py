@@ -1,0 +1,82 @@
+"""The PyTorch side of `train_step.py`: GPT-2 of Hugging Face, trained on request.
+
+A process of its own, for an interpreter that has torch and transformers. One JSON object a line: the first line read
+is the shape of the run; the answer says what runs. Then every {"steps": n} is answered by the seconds that n steps
+took and the last loss. The end of the input ends the process.
+"""
+
+import json
+import sys
+import time
+
+import torch
+import transformers
+from transformers import GPT2Config, GPT2LMHeadModel
+
+
+class Trainer:
+    """A model, its optimiser and one batch of random tokens."""
+
+    def __init__(self, shape: dict):
+        torch.manual_seed(0)
+        self.autocast, self.clip_norm = shape["dtype"] == "bfloat16", shape["clip_norm"]
+        self.model = GPT2LMHeadModel(
+            GPT2Config(
+                vocab_size=shape["vocab_size"],
+                n_positions=shape["max_length"],
+                n_embd=shape["d_model"],
+                n_layer=shape["num_layers"],
+                n_head=shape["num_heads"],
+                resid_pdrop=0.0,
+                embd_pdrop=0.0,
+                attn_pdrop=0.0,
+                attn_implementation=shape["attention"],
+                use_cache=False,
+            )
+        ).train()
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=shape["learning_rate"],
+            betas=tuple(shape["betas"]),
+            eps=shape["eps"],
+            weight_decay=shape["weight_decay"],
+            fused=True,
+        )
+        self.tokens = torch.randint(shape["vocab_size"], (shape["batch_size"], shape["seq_len"]))
+
+    def describe(self) -> dict:
+        """What runs, in words and numbers."""
+        return {
+            "versions": f"torch {torch.__version__}, transformers {transformers.__version__}",
+            "attention": self.model.config._attn_implementation,
+            "threads": torch.get_num_threads(),
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+        }
+
+    def run(self, steps: int) -> dict:
+        """Trains `steps` steps; wall seconds and the last loss in nats a token."""
+        start = time.perf_counter()
+        for _ in range(steps):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.autocast):
+                loss = self.model(input_ids=self.tokens, labels=self.tokens).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        return {"seconds": time.perf_counter() - start, "loss": loss.item()}
+
+
+def main() -> None:
+    """Answers requests until the input ends."""
+
+    def answer(reply: dict) -> None:
+        print(json.dumps(reply), flush=True)
+
+    trainer = Trainer(json.loads(sys.stdin.readline()))
+    answer(trainer.describe())
+    for line in sys.stdin:
+        answer(trainer.run(json.loads(line)["steps"]))
+
+
+if __name__ == "__main__":
+    main()

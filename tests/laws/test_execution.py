@@ -1,0 +1,62 @@
+"""Laws of execution: how a model runs changes neither a loss nor a gradient."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import common
+from transformer.ops import attention
+
+OTHER_BODIES = [body for body in attention.BODIES if body != "reference"]
+WAYS = {
+    "unrolled": dict(unroll=8),
+    "remat dots, small chunks": dict(remat="dots", loss_chunk=128),
+    "remat full": dict(remat="full"),
+    **{body: dict(attention=body, attention_block=16) for body in OTHER_BODIES},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", common.FAMILIES)
+def test_execution_changes_no_loss_and_no_gradient(family, way):
+    common.assert_same(common.packed_result(family, **WAYS[way]), common.packed_result(family))
+
+
+def test_remat_takes_effect():
+    """Temporary memory falls from none to dots to full."""
+    family = common.FAMILIES[0]
+    memory = {}
+    for remat in ("none", "dots", "full"):
+        net = common.model(family, remat=remat)
+        lowered = common.objective(net).lower(common.params(family), common.packed_batch(family))
+        memory[remat] = lowered.compile().memory_analysis().temp_size_in_bytes
+    assert memory["full"] < memory["dots"] < memory["none"], memory
+
+
+def test_unroll_takes_effect():
+    """Unrolled repeats leave no loop over layers."""
+    deep = max(common.FAMILIES, key=lambda f: common.tiny_spec(f).decoder.repeats)
+    loops = {}
+    for unroll in (1, 8):
+        net = common.model(deep, unroll=unroll)
+        text = common.objective(net).lower(common.params(deep), common.packed_batch(deep)).as_text()
+        loops[unroll] = text.count("stablehlo.while")
+    assert loops[8] < loops[1], loops
+
+
+@pytest.mark.parametrize("family", common.FAMILIES)
+def test_bfloat16_is_close_and_keeps_parameters_in_float32(family):
+    net = common.model(family, dtype="bfloat16")
+    batch = common.packed_batch(family)
+    x, _ = jax.eval_shape(lambda p: net.apply({"params": p}, batch.tokens, method="features"), common.params(family))
+    assert x.dtype == jnp.bfloat16
+    boxes = jax.tree.leaves(common.abstract_params(net))
+    assert {leaf.dtype for leaf in boxes} == {jnp.dtype("float32")}
+
+    got, want = common.packed_result(family, dtype="bfloat16"), common.packed_result(family)
+    assert got.losses.dtype == np.float32
+    assert {leaf.dtype for leaf in jax.tree.leaves(got.gradients)} == {np.dtype("float32")}
+    np.testing.assert_allclose(got.losses, want.losses, rtol=0, atol=0.25)
+    assert np.abs(got.losses - want.losses).max() > 0, "float32 ran instead"
+    common.assert_same_gradients(got.gradients, want.gradients, rtol=0.15, atol=0.03)

@@ -1,0 +1,78 @@
+"""Law: any factorisation of the devices over the mesh gives one device's losses and gradients, or is refused."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from tests import common
+from transformer import sharding
+from transformer.nn.parameter import Named
+from transformer.settings import Mesh
+from transformer.sharding import ShardingError
+
+SIZES = [s for s in itertools.product((1, 2, 4, 8), repeat=3) if np.prod(s) == 8]
+
+
+def legal(family: str, sizes: tuple[int, int, int]) -> bool:
+    """True where every dimension that the mesh splits divides."""
+    spec = common.tiny_spec(family)
+    heads = [count for b in spec.decoder.layers for count in (b.mixer.num_heads, b.mixer.num_kv_heads)]
+    hidden = [b.ffn.d_ff for b in spec.decoder.layers]
+    _, fsdp, tensor = sizes
+    return spec.d_model % fsdp == 0 and all(n % tensor == 0 for n in (*heads, *hidden, spec.vocab_size))
+
+
+# All factorisations of the family that has the most, and two mixed ones of every other.
+WIDEST = max(common.FAMILIES, key=lambda family: sum(legal(family, s) for s in SIZES))
+CASES = [
+    (family, sizes)
+    for family in common.FAMILIES
+    for sizes in SIZES
+    if legal(family, sizes) and (family == WIDEST or sizes in ((2, 2, 2), (1, 8, 1)))
+]
+
+
+def name(case) -> str:
+    return "-".join(map(str, (case[0], *case[1])))
+
+
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_mesh_changes_no_loss_and_no_gradient(case):
+    family, sizes = case
+    net, mesh = common.model(family), sharding.make_mesh(Mesh(*sizes))
+    params = jax.device_put(common.params(family), common.shardings(net, mesh))
+    check_shards(net, params, sizes)
+    batch = jax.device_put(common.packed_batch(family), sharding.batch_sharding(mesh))
+    with jax.set_mesh(mesh):
+        got = common.objective(net)(params, batch)
+    assert len(got.losses.sharding.device_set) == 8
+    common.assert_same(jax.device_get(got), common.packed_result(family), atol=5e-6)
+
+
+def check_shards(net, params, sizes: tuple[int, int, int]) -> None:
+    """Each device holds its part of every parameter and no more."""
+    _, fsdp, tensor = sizes
+    parts = {"embed": fsdp, "heads": tensor, "kv_heads": tensor, "mlp": tensor, "vocab": tensor}
+
+    def check(path, box: Named, array: jax.Array):
+        want = tuple(size // parts.get(name, 1) for name, size in zip(box.names, array.shape, strict=True))
+        shapes = {shard.data.shape for shard in array.addressable_shards}
+        assert shapes == {want}, jax.tree_util.keystr(path)
+
+    jax.tree.map_with_path(check, common.abstract_params(net), params, is_leaf=lambda x: isinstance(x, Named))
+
+
+@pytest.mark.parametrize("family", common.FAMILIES)
+def test_meshes_that_do_not_divide_are_refused(family):
+    """By the parameters' placement, and by the model itself if it runs under such a mesh all the same."""
+    net, tokens = common.model(family), np.zeros((8, 16), np.int32)
+    refused = [sizes for sizes in SIZES if not legal(family, sizes)]
+    assert refused
+    for sizes in refused:
+        mesh = sharding.make_mesh(Mesh(*sizes))
+        with pytest.raises(ShardingError, match="can't be split"):
+            common.shardings(net, mesh)
+        with jax.set_mesh(mesh), pytest.raises(ShardingError, match="can't be split"):
+            jax.eval_shape(net.apply, {"params": common.params(family)}, tokens)

@@ -1,0 +1,126 @@
+"""Continues prompts with a trained model.
+
+    python -m transformer.generate --workdir runs/llama3-tiny --prompt "The " --temperature 0.7
+
+streams the text that follows a single prompt to stdout; of several prompts it prints each with its text. The last line,
+on stderr, tells the speed. What can't be done is one line on stderr and exit status 2.
+"""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    """The options; a wrong one ends the process with status 2."""
+    parser = argparse.ArgumentParser(prog="python -m transformer.generate", description="Continue prompts.")
+    parser.add_argument("--workdir", required=True, help="what train.py wrote")
+    parser.add_argument("--prompt", action="append", default=[], help="text to continue; repeatable")
+    parser.add_argument("--prompt-file", action="append", default=[], help="a file that is a prompt, - for stdin")
+    parser.add_argument("--max-new-tokens", type=int, default=200)
+    parser.add_argument("--temperature", type=float, help="logits are divided by it (1.0); 0 is greedy")
+    parser.add_argument("--top-k", type=int, help="keep the k most probable tokens (0: all)")
+    parser.add_argument("--top-p", type=float, help="keep the smallest set of that probability (1.0: all)")
+    parser.add_argument("--min-p", type=float, help="drop tokens below this fraction of the best one (0.0: none)")
+    parser.add_argument("--greedy", action="store_true", help="always the most probable token")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--stop", action="append", default=[], help="text that ends the answer; repeatable")
+    parser.add_argument("--num-samples", type=int, default=1, help="texts for each prompt")
+    parser.add_argument("--no-stream", action="store_true", help="print a text when it is complete")
+    args = parser.parse_args(argv)
+    if not args.prompt and not args.prompt_file:
+        parser.error("give at least one --prompt or --prompt-file")
+    if args.num_samples < 1:
+        parser.error(f"--num-samples {args.num_samples}: use at least 1")
+    chosen = [name for name in ("temperature", "top_k", "top_p", "min_p") if getattr(args, name) is not None]
+    if args.greedy and chosen:
+        parser.error(f"--greedy: leaves nothing to --{chosen[0].replace('_', '-')}; give one of them")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line; the exit status."""
+    args = parse_args(argv)
+    try:
+        run(args)
+    except (ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            # Whoever read has enough. Nothing may be flushed into the closed pipe at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    return 0
+
+
+def run(args: argparse.Namespace) -> None:
+    """Loads, generates and prints.
+
+    Raises:
+      ValueError, OSError: a bad workdir, prompt or option.
+    """
+    # Here and not above, so that --help does not wait for JAX.
+    from transformer import api
+    from transformer.generation import complete
+    from transformer.ops.sampling import Sampling
+
+    prompts = [*args.prompt, *map(_read, args.prompt_file)]
+    prompts = [prompt for prompt in prompts for _ in range(args.num_samples)]
+    filters = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+    filters = {name: value for name, value in filters.items() if value is not None}
+    sampling = Sampling(temperature=0.0) if args.greedy else Sampling(**filters)
+    model, params, tokenizer = api.load(args.workdir)
+
+    show = len(prompts) == 1 and not args.no_stream
+    start, first = time.perf_counter(), None
+
+    def stream(index: int, piece: str) -> None:
+        nonlocal first
+        first = first or time.perf_counter() - start
+        if show:
+            print(piece, end="", flush=True)
+
+    texts = complete(
+        model,
+        params,
+        tokenizer,
+        prompts,
+        max_new_tokens=args.max_new_tokens,
+        sampling=sampling,
+        seed=args.seed,
+        stop=args.stop,
+        stream=stream,
+    )
+    seconds = time.perf_counter() - start
+    _print_texts(prompts, [text.text for text in texts], show)
+    total = sum(len(text.tokens) for text in texts)
+    reached = "no text" if first is None else f"first text after {first:.2f} s"
+    speed = f"{total} tokens in {seconds:.2f} s, {total / seconds:.1f} tokens/s, {reached} (compilation included)"
+    print(speed, file=sys.stderr)
+
+
+def _print_texts(prompts: list[str], texts: list[str], shown: bool) -> None:
+    if shown:
+        print()
+    elif len(texts) == 1:
+        print(texts[0])
+    else:
+        for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True), start=1):
+            print(f"--- {i} of {len(texts)} ---\n{prompt}{text}")
+    sys.stdout.flush()
+
+
+def _read(name: str) -> str:
+    try:
+        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--prompt-file {name}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,24 @@
+"""WHAT a model is: frozen specs of mechanisms, composed by the families.
+
+A spec is pure data and says nothing of how it runs: no dtype, kernel, mesh or remat (those are `settings.py`).
+A value that a paper or a published config states has no default here: a default would be a silent wrong model.
+`None` and `False` mean that the mechanism is absent.
+"""
+
+from transformer.spec.check import SpecError
+from transformer.spec.layers import Attention, Block, FeedForward, Norm
+from transformer.spec.model import Embedding, Head, Model, Stack
+from transformer.spec.positions import (
+    LearnedPositions,
+    LinearScaling,
+    Llama3Scaling,
+    Mask,
+    Rope,
+    SinusoidalPositions,
+    YarnScaling,
+)
+
+__all__ = [
+    "Attention", "Block", "Embedding", "FeedForward", "Head", "LearnedPositions", "LinearScaling", "Llama3Scaling",
+    "Mask", "Model", "Norm", "Rope", "SinusoidalPositions", "SpecError", "Stack", "YarnScaling",
+]  # fmt: skip

@@ -1,0 +1,108 @@
+"""A stack of layers and what surrounds it."""
+
+from dataclasses import dataclass
+
+from transformer.spec.check import require
+from transformer.spec.layers import Block, Norm
+from transformer.spec.positions import LearnedPositions, Rope, SinusoidalPositions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Blocks in order: `head`, then `body` repeated `repeats` times, then `tail`.
+
+    `body` is the repeating pattern (Gemma 3: five local blocks and a global one); it runs under a scan and its
+    parameters are stored stacked. `head` and `tail` are the irregular layers at either end.
+    """
+
+    body: tuple[Block, ...]
+    repeats: int
+    head: tuple[Block, ...] = ()
+    tail: tuple[Block, ...] = ()
+    final_norm: Norm | None
+
+    def __post_init__(self):
+        require(self.repeats >= 0, f"repeats={self.repeats}: use 0 or more")
+        require(bool(self.body) == (self.repeats > 0), "stack.body: a body needs repeats, and repeats a body")
+        require(self.num_layers >= 1, "stack: needs at least one block")
+
+    @property
+    def num_layers(self) -> int:
+        """Number of blocks."""
+        return len(self.head) + len(self.body) * self.repeats + len(self.tail)
+
+    @property
+    def layers(self) -> tuple[Block, ...]:
+        """Every block in the order in which it runs."""
+        return self.head + self.body * self.repeats + self.tail
+
+    @classmethod
+    def of(cls, layers: tuple[Block, ...], period: int, final_norm: Norm | None) -> "Stack":
+        """A stack of `layers` that repeat with `period`; what the last period leaves over becomes the tail."""
+        repeats, rest = divmod(len(layers), period)
+        body = tuple(layers[:period]) if repeats else ()
+        expected = body * repeats + tuple(layers[:period])[:rest]
+        require(expected == tuple(layers), f"period={period}: the layers don't repeat with it")
+        return cls(body=body, repeats=repeats, tail=tuple(layers[len(layers) - rest :]), final_norm=final_norm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding:
+    """Token ids to vectors.
+
+    Attributes:
+      scale: multiplies token vectors (sqrt(d_model) in Gemma and the 2017 model), rounded to the activation dtype.
+      positions: absolute positions added after scaling; None where rotary or relative ones serve.
+    """
+
+    scale: float | None
+    positions: LearnedPositions | SinusoidalPositions | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """Vectors to logits.
+
+    Attributes:
+      tied: the head is the token table.
+      softcap: logits become c·tanh(logits / c) (Gemma 2).
+    """
+
+    tied: bool
+    bias: bool
+    softcap: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A whole model.
+
+    Attributes:
+      max_length: longest sequence that the published model was trained for, in tokens; a hard limit only where
+        positions are a learned table.
+    """
+
+    vocab_size: int
+    d_model: int
+    max_length: int
+    embedding: Embedding
+    decoder: Stack
+    head: Head
+
+    def __post_init__(self):
+        require(self.vocab_size >= 2, f"vocab_size={self.vocab_size}: use at least 2")
+        require(self.d_model >= 1, f"d_model={self.d_model}: use at least 1")
+        positions = self.embedding.positions
+        if isinstance(positions, SinusoidalPositions):
+            require(self.d_model % 2 == 0, f"d_model={self.d_model}: sinusoidal positions need an even dimension")
+
+    @property
+    def length_limit(self) -> int | None:
+        """Longest sequence that can run at all (None: any)."""
+        positions = self.embedding.positions
+        return positions.max_length if isinstance(positions, LearnedPositions) else None
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """The distinct rotary embeddings of the layers, in order of first use."""
+        return tuple(dict.fromkeys(b.mixer.rope for b in self.decoder.layers if b.mixer.rope))

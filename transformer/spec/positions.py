@@ -1,0 +1,106 @@
+"""Where tokens are and which of them see each other."""
+
+from dataclasses import dataclass
+
+from transformer.spec.check import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mask:
+    """Which keys a query may see; `ops.mask.visible` is its only meaning.
+
+    Attributes:
+      causal: a query sees no key of a later position.
+      window: number of keys a query sees, its own position included (None: all of them). Without `causal` it
+        reaches `window - 1` positions to either side.
+    """
+
+    causal: bool
+    window: int | None = None
+
+    def __post_init__(self):
+        require(self.window is None or self.window >= 1, f"mask.window={self.window}: use at least 1 visible key")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearScaling:
+    """Positions divided by `factor` (Chen et al. 2023, arXiv:2306.15595)."""
+
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3Scaling:
+    """Piecewise frequency scaling of Llama 3.1: long waves divided by `factor`, short ones kept, a ramp between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_length: int
+
+    def __post_init__(self):
+        low, high = self.low_freq_factor, self.high_freq_factor
+        require(low < high, f"low_freq_factor={low}: must be below high_freq_factor={high}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class YarnScaling:
+    """YaRN (Peng et al. 2023, arXiv:2309.00071): frequencies ramped by wavelength, and rotations stretched.
+
+    Attributes:
+      attention_factor: multiplies cos and sin (so scores by its square); None derives it from the mscales.
+      mscale, mscale_all_dim: DeepSeek's two terms; the factor is m(mscale) / m(mscale_all_dim) if both are set,
+        else m(1), with m(k) = 0.1 k ln(factor) + 1.
+      truncate: round the ramp's ends to whole dimensions (False in gpt-oss).
+    """
+
+    factor: float
+    beta_fast: float
+    beta_slow: float
+    original_max_length: int
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """Rotary positions (Su et al. 2021, arXiv:2104.09864).
+
+    Attributes:
+      theta: base of the geometric row of frequencies.
+      dim: leading features of a head that rotate, even; the rest passes through (partial rotary).
+      interleaved: pairs are (2i, 2i+1), else (i, i + dim/2), "rotate half".
+    """
+
+    theta: float
+    dim: int
+    interleaved: bool
+    scaling: LinearScaling | Llama3Scaling | YarnScaling | None = None
+
+    def __post_init__(self):
+        require(self.dim >= 2 and self.dim % 2 == 0, f"rope.dim={self.dim}: rotations need an even dimension")
+        require(self.theta > 1, f"rope.theta={self.theta}: must exceed 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedPositions:
+    """A trained table of `max_length` position vectors, added to the token vectors (GPT-2, BERT)."""
+
+    max_length: int
+
+    def __post_init__(self):
+        require(self.max_length >= 1, f"positions.max_length={self.max_length}: use at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinusoidalPositions:
+    """Fixed sines and cosines added to the token vectors (Vaswani et al. 2017, section 3.5).
+
+    Attributes:
+      interleaved: sin and cos alternate (the paper), else all sines come first (Marian, tensor2tensor).
+    """
+
+    base: float
+    interleaved: bool
