@@ -11,6 +11,7 @@ import sys
 
 import jax
 from absl import app, flags
+from absl import logging as absl_logging
 from ml_collections import config_flags
 
 from transformer.checkpoints.workdir import WorkdirError
@@ -53,8 +54,11 @@ def sampler(run: Run):
 
 def main(_) -> int:
     """Runs; a mistake of the user's is one line on stderr and exit code 2."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("transformer").setLevel(logging.ERROR if QUIET.value else logging.INFO)
+    absl_logging.set_verbosity(absl_logging.WARNING)  # orbax tells every step of a save
+    log = logging.getLogger("transformer")
+    log.addHandler(logging.StreamHandler())
+    log.propagate = False
+    log.setLevel(logging.ERROR if QUIET.value else logging.INFO)
     try:
         run = resolve(CONFIG.value)
         flops = flops_per_token(run.spec, run.settings.data.seq_len, training=True).total

@@ -72,6 +72,7 @@ def main() -> None:
     def answer(reply: dict) -> None:
         print(json.dumps(reply), flush=True)
 
+    transformers.logging.set_verbosity_error()
     trainer = Trainer(json.loads(sys.stdin.readline()))
     answer(trainer.describe())
     for line in sys.stdin:

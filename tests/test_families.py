@@ -112,7 +112,11 @@ def test_tiny_size_keeps_the_mechanisms_of_the_published_ones(family):
         mixers = [b.mixer for b in built.decoder.layers]
         found = {f"mask {m.mask.causal} {m.mask.window is not None}" for m in mixers}
         found |= {f"rope {type(m.rope.scaling).__name__}" for m in mixers if m.rope and m.rope.scaling}
-        return found | {f"head {built.head.bias} {built.head.softcap is not None}"} | {b.placement for b in built.decoder.layers}
+        return (
+            found
+            | {f"head {built.head.bias} {built.head.softcap is not None}"}
+            | {b.placement for b in built.decoder.layers}
+        )
 
     for size in common.page(family).SIZES:
         missing = traits(size) - traits("tiny")

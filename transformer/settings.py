@@ -31,7 +31,7 @@ class Compute:
 
     dtype: DType = "float32"  # of activations and matmuls; parameters are float32
     attention: Literal["auto", "reference", "blockwise"] = "auto"
-    attention_block: int = 256  # rows of a query or key block of `blockwise`
+    attention_block: int = 128  # rows of a query or key block of `blockwise`
     remat: Literal["none", "dots", "full"] = "none"
     unroll: int = 1  # body repeats unrolled per scan step
     loss_chunk: int = 8192  # vocabulary columns of logits alive at once

@@ -37,6 +37,18 @@ def test_an_end_token_ends_its_row_alone():
         assert done.reason == ("length" if cut is None else "eos")
 
 
+def test_a_row_that_ended_draws_and_writes_nothing_more(monkeypatch):
+    end = greedy(FAMILY)[1].tokens[5]
+    results, run = [], programs.decode
+    monkeypatch.setattr(generation.tokens, "decode", lambda *args: results.append(out := run(*args)) or out)
+    done = generate(prompts(FAMILY), eos_ids=[end])[1]
+    ((state, drawn),) = results
+    assert (np.asarray(drawn.tokens)[1, len(done.tokens) :] == programs.NOTHING).all()
+    # The end token itself is never read.
+    written = np.asarray(state.cache.body[0].positions)[:, 1].max()
+    assert written == len(prompts(FAMILY)[1]) + len(done.tokens) - 1
+
+
 def test_an_end_token_drawn_first_gives_an_empty_completion():
     first = greedy(FAMILY)[0].tokens[0]
     done = generate(prompts(FAMILY), eos_ids=[first])[0]
@@ -107,6 +119,7 @@ REFUSALS = {
     r"prompts\[0\]=\[1\.5\]: expected": dict(rows=[[1.5]]),
     r"max_new_tokens=0: use at least 1": dict(rows=[[1]], max_new_tokens=0),
     r"eos_ids=300: outside": dict(rows=[[1]], eos_ids=[300]),
+    r"cache_dtype='int8': use one of": dict(rows=[[1]], cache_dtype="int8"),
     r"seed=-1: use an integer": dict(rows=[[1]], seed=-1),
     r"seed=\[1\]: use one seed, or one for each of 2": dict(rows=[[1], [1]], seed=[1]),
     r"max_new_tokens=250: .* ends at 256: .*\(7 tokens\) at most 249 fit": dict(
@@ -124,6 +137,14 @@ def test_what_cannot_be_generated_is_refused(message):
 def test_a_learned_position_table_can_be_filled_to_the_end():
     done = generate([[1] * 250], "gpt2", max_new_tokens=6)[0]
     assert len(done.tokens) == 6 and np.isfinite(done.logprobs).all()
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_the_cache_has_the_dtype_asked_for(dtype, monkeypatch):
+    states, run = [], programs.prefill
+    monkeypatch.setattr(generation.tokens, "prefill", lambda *args: states.append(out := run(*args)) or out)
+    generate(prompts(FAMILY), max_new_tokens=1, cache_dtype=dtype)
+    assert states[0][0].cache.body[0].keys.dtype == (dtype or "float32")
 
 
 def test_no_prompts_give_no_completions():
@@ -182,6 +203,7 @@ def test_a_mesh_changes_nothing(family, sizes):
     model = common.model(family)
     params = jax.device_put(common.params(family), common.shardings(model, mesh))
     ask = functools.partial(generation.generate, model, params, max_new_tokens=NEW, sampling=GREEDY)
+    want = greedy(family)
     before = programs.prefill._cache_size(), programs.decode._cache_size()
     with jax.set_mesh(mesh), warnings.catch_warnings():
         # A cache that comes back laid out otherwise could not be reused: JAX would warn.
@@ -189,7 +211,6 @@ def test_a_mesh_changes_nothing(family, sizes):
         completions = ask(prompts(family), on_token=lambda row, token: False)
         # Fewer prompts than the mesh has parts: empty rows fill it up.
         some = ask(prompts(family)[:3])
-    for done, whole in zip(completions, greedy(family), strict=True):
-        assert done.tokens == whole.tokens
+    assert [c.tokens for c in completions] == [c.tokens for c in want]
     assert [c.tokens for c in some] == [c.tokens for c in completions[:3]]
     assert (programs.prefill._cache_size(), programs.decode._cache_size()) == (before[0] + 1, before[1] + 1)

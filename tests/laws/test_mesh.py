@@ -34,6 +34,10 @@ CASES = [
 ]
 
 
+def mesh_of(sizes: tuple[int, int, int]) -> jax.sharding.Mesh:
+    return sharding.make_mesh(Mesh(**dict(zip(sharding.MESH_AXES, sizes, strict=True))))
+
+
 def name(case) -> str:
     return "-".join(map(str, (case[0], *case[1])))
 
@@ -41,7 +45,7 @@ def name(case) -> str:
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_mesh_changes_no_loss_and_no_gradient(case):
     family, sizes = case
-    net, mesh = common.model(family), sharding.make_mesh(Mesh(*sizes))
+    net, mesh = common.model(family), mesh_of(sizes)
     params = jax.device_put(common.params(family), common.shardings(net, mesh))
     check_shards(net, params, sizes)
     batch = jax.device_put(common.packed_batch(family), sharding.batch_sharding(mesh))
@@ -71,7 +75,7 @@ def test_meshes_that_do_not_divide_are_refused(family):
     refused = [sizes for sizes in SIZES if not legal(family, sizes)]
     assert refused
     for sizes in refused:
-        mesh = sharding.make_mesh(Mesh(*sizes))
+        mesh = mesh_of(sizes)
         with pytest.raises(ShardingError, match="can't be split"):
             common.shardings(net, mesh)
         with jax.set_mesh(mesh), pytest.raises(ShardingError, match="can't be split"):

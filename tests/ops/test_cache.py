@@ -26,13 +26,16 @@ def payload(positions: np.ndarray, sign: int) -> jnp.ndarray:
 
 @st.composite
 def writes(draw) -> list[np.ndarray]:
-    """Calls of WIDTH tokens: each row goes on from where it is, with padding anywhere among its tokens."""
+    """Calls of WIDTH tokens: each row goes on from where it is, in any order, with padding anywhere.
+
+    Order tells whether two tokens are written to one slot, where the last would happen to win.
+    """
     calls, next_position = [], np.zeros(ROWS, int)
     for _ in range(draw(st.integers(1, 4))):
         call = np.full((ROWS, WIDTH), -1)
         for row in range(ROWS):
             slots = sorted(draw(st.sets(st.integers(0, WIDTH - 1))))
-            call[row, slots] = next_position[row] + np.arange(len(slots))
+            call[row, slots] = next_position[row] + np.array(draw(st.permutations(range(len(slots)))), int)
             next_position[row] += len(slots)
         calls.append(call)
     return calls

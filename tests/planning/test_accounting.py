@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.common import FAMILIES, abstract_params, build_spec, model, page, tiny_spec, with_layers
+from tests.common import FAMILIES, abstract_params, build_spec, model, page, tiny_spec
 from transformer import families, spec
 from transformer.nn.model import Transformer
 from transformer.ops import cache
@@ -33,7 +33,13 @@ def size_of(tree) -> int:
 def seeing_all(model: spec.Model) -> spec.Model:
     """The same model with every mask open, as the reference body multiplies: all T×S scores, then the mask."""
     everything = spec.Mask(causal=False)
-    return with_layers(model, lambda b: dataclasses.replace(b, mixer=dataclasses.replace(b.mixer, mask=everything)))
+
+    def opened(blocks):
+        return tuple(dataclasses.replace(b, mixer=dataclasses.replace(b.mixer, mask=everything)) for b in blocks)
+
+    stack = model.decoder
+    parts = {part: opened(getattr(stack, part)) for part in ("head", "body", "tail")}
+    return dataclasses.replace(model, decoder=dataclasses.replace(stack, **parts))
 
 
 def flops_of_all_scores(model: spec.Model, training: bool) -> float:

@@ -116,7 +116,7 @@ def decode(
 
     shape = (state.tokens.shape[0], MAX_STEPS)
     drawn = Drawn(jnp.full(shape, NOTHING, jnp.int32), jnp.zeros(shape, jnp.float32))
-    _, state, drawn = jax.lax.while_loop(more, advance, (jnp.int32(0), _pin(model, state), drawn))
+    _, state, drawn = jax.lax.while_loop(more, advance, (jnp.int32(0), state, drawn))
     return _pin(model, state), _replicate(model, drawn)
 
 

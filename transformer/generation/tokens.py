@@ -3,16 +3,15 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-import jax.numpy as jnp
 import numpy as np
 
 from transformer.generation.decode import MAX_STEPS, NOTHING, Drawn, Plan, decode, prefill
 from transformer.generation.prompts import make_batch
 from transformer.nn.model import Transformer
 from transformer.ops.sampling import Sampling
-from transformer.settings import check
+from transformer.settings import DType, check
 
 # Tokens a row between two looks at them, while somebody watches.
 STREAM_STEPS = 8
@@ -48,7 +47,7 @@ def generate(
     sampling: Sampling = PLAIN,
     seed: int | Sequence[int] = 0,
     eos_ids: Sequence[int] = (),
-    cache_dtype: str | None = None,
+    cache_dtype: DType | None = None,
     on_token: OnToken | None = None,
 ) -> list[Completion]:
     """Continues each prompt, of any length, independently of its batch mates.
@@ -63,7 +62,7 @@ def generate(
 
     Raises:
       SettingsError: an empty prompt, an id outside the vocabulary, more tokens than a learned position table has,
-        fewer than 1 new token, or bad seeds.
+        fewer than 1 new token, bad seeds, or an unknown cache dtype.
     """
     if len(prompts) == 0:
         return []
@@ -74,7 +73,9 @@ def generate(
     ends = frozenset(int(token) for token in eos_ids)
     # None and one are the same program.
     end_array = np.array(sorted(ends) or [NOTHING], np.int32)
-    plan = Plan(sampling, batch.capacity, str(jnp.dtype(cache_dtype or model.compute.dtype)))
+    cache_dtype = cache_dtype or model.compute.dtype
+    check(cache_dtype in get_args(DType), "cache_dtype", cache_dtype, f"use one of {list(get_args(DType))}")
+    plan = Plan(sampling, batch.capacity, cache_dtype)
     left = np.where(batch.lengths > 0, max_new_tokens, 0).astype(np.int32)
     rows = [_Row(i, ends, max_new_tokens, on_token) for i in range(len(prompts))]
     steps = MAX_STEPS if on_token is None else STREAM_STEPS

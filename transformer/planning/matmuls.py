@@ -17,7 +17,7 @@ def matmul_flops(function: Callable, *args) -> int:
       ValueError: a matrix product in a loop whose number of trips is unknown before it runs, or in branches that
         differ.
     """
-    return _count(jax.make_jaxpr(function)(*args).jaxpr)
+    return _count(jax.make_jaxpr(function)(*args))
 
 
 def _count(jaxpr: core.Jaxpr) -> int:
@@ -47,7 +47,5 @@ def _inner(equation: core.JaxprEqn) -> Iterator[core.Jaxpr]:
     """The jaxprs that an equation calls; a custom gradient's own functions are callables and not among them."""
     for value in equation.params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(item, core.ClosedJaxpr):
-                yield item.jaxpr
-            elif isinstance(item, core.Jaxpr):
+            if isinstance(item, core.Jaxpr):
                 yield item

@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 BODIES: dict[str, Callable] = {"reference": reference.attend, "blockwise": blockwise.attend}
 REFUSALS: dict[str, Callable[[Call], str | None]] = {"reference": reference.refuse, "blockwise": blockwise.refuse}
 
-# Below this many scores a head, one T×S matrix is faster than a loop over blocks (benchmarks/attention.py).
-REFERENCE_SCORES = 1024 * 1024
+# With fewer queries, or so few scores a head, a loop over blocks gains nothing (benchmarks/attention.py).
+FEW_QUERIES, FEW_SCORES = 32, 64 * 64
 
 
 def attend(
@@ -48,7 +48,8 @@ def attend(
 
 def choose(call: Call, q_length: int, k_length: int) -> str:
     """The body that "auto" stands for at these lengths on this platform."""
-    name = "reference" if q_length * k_length <= REFERENCE_SCORES else "blockwise"
+    small = q_length < FEW_QUERIES or q_length * k_length <= FEW_SCORES
+    name = "reference" if small else "blockwise"
     _log_choice(name, jax.default_backend(), q_length, k_length)
     return name
 

@@ -25,7 +25,7 @@ class Call:
     scale: float
     softcap: float | None = None
     aligned: bool = False
-    block: int = 256
+    block: int = 128
 
 
 @jax.tree_util.register_dataclass

@@ -1,0 +1,116 @@
+"""The chunked cross-entropy against the plain log-softmax: values, gradients and memory."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer.ops.losses import cross_entropy
+
+B, T, D = 2, 5, 8
+# (vocabulary, chunk, shards): one chunk, an exact multiple, a remainder, shards with and without a remainder.
+CASES = [(40, 128, 1), (40, 20, 1), (41, 16, 1), (40, 12, 2), (40, 16, 4), (264, 100, 8)]
+
+
+@functools.cache
+def inputs(vocab: int, scale: float = 1.0):
+    rng = np.random.default_rng(vocab)
+    x = rng.standard_normal((B, T, D)).astype(np.float32) * scale
+    table, bias = rng.standard_normal((vocab, D)).astype(np.float32), rng.standard_normal(vocab).astype(np.float32)
+    targets = rng.integers(0, vocab, (B, T))
+    # Both ends of the vocabulary, where a padded or shifted chunk would show.
+    targets[0, 0], targets[0, 1] = 0, vocab - 1
+    return x, table, bias, targets
+
+
+def plain(x, table, bias, targets, softcap):
+    """The formula in numpy float64."""
+    logits = np.einsum("btd,vd->btv", x.astype(np.float64), table.astype(np.float64))
+    logits = logits + (0 if bias is None else bias)
+    logits = softcap * np.tanh(logits / softcap) if softcap else logits
+    top = logits.max(-1)
+    norm = top + np.log(np.exp(logits - top[..., None]).sum(-1))
+    return norm - np.take_along_axis(logits, targets[..., None], -1)[..., 0]
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("vocab", "chunk", "shards"), CASES)
+def test_loss_is_that_of_the_full_softmax(vocab, chunk, shards, biased, softcap):
+    x, table, bias, targets = inputs(vocab)
+    bias = bias if biased else None
+    got = cross_entropy(x, table, targets, bias=bias, softcap=softcap, chunk=chunk, shards=shards)
+    assert got.dtype == jnp.float32 and got.shape == (B, T)
+    np.testing.assert_allclose(got, plain(x, table, bias, targets, softcap), atol=1e-5)
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize(("vocab", "chunk", "shards"), CASES)
+def test_gradients_are_those_of_the_plain_formula(vocab, chunk, shards, softcap):
+    x, table, bias, targets = inputs(vocab)
+    weights = np.random.default_rng(0).random((B, T)).astype(np.float32)
+
+    def chunked(x, table, bias):
+        return jnp.sum(weights * cross_entropy(x, table, targets, bias=bias, softcap=softcap, chunk=chunk, shards=shards))
+
+    def formula(x, table, bias):
+        logits = jnp.einsum("btd,vd->btv", x, table) + bias
+        logits = softcap * jnp.tanh(logits / softcap) if softcap else logits
+        return -jnp.sum(weights * jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1)[..., 0])
+
+    got, want = (jax.jit(jax.grad(f, argnums=(0, 1, 2)))(x, table, bias) for f in (chunked, formula))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
+
+
+def test_large_logits_neither_overflow_nor_lose_the_target():
+    x, table, _, targets = inputs(41, scale=300.0)
+    loss = functools.partial(cross_entropy, table=table, targets=targets, chunk=16)
+    want = plain(x, table, None, targets, None)
+    assert want.max() > 1000
+    np.testing.assert_allclose(loss(x), want, rtol=1e-5, atol=1e-3)
+    assert np.isfinite(jax.grad(lambda x: jnp.sum(loss(x)))(x)).all()
+
+
+def test_bfloat16_features_give_a_float32_loss():
+    """Products of bfloat16 inputs are summed in float32, in every chunk."""
+    x, table, bias, targets = inputs(41)
+    x = jnp.asarray(x, jnp.bfloat16)
+    got = cross_entropy(x, table, targets, bias=bias, chunk=16)
+    assert got.dtype == jnp.float32
+    rounded = np.asarray(jnp.asarray(table, jnp.bfloat16), np.float32)
+    np.testing.assert_allclose(got, plain(np.asarray(x, np.float32), rounded, bias, targets, None), atol=1e-5)
+
+
+def test_shards_that_do_not_divide_are_refused():
+    x, table, _, targets = inputs(41)
+    with pytest.raises(ValueError, match="vocab_size=41: the mesh splits it 2 ways"):
+        cross_entropy(x, table, targets, chunk=16, shards=2)
+
+
+def test_memory_does_not_hold_the_logits():
+    """No [B, T, V] array in the program, and its temporaries grow with the table alone as V grows eightfold."""
+    rows, length, dim, chunk = 4, 64, 16, 1024
+
+    def compiled(vocab: int):
+        shapes = [(rows, length, dim), (vocab, dim)]
+        arrays = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
+        targets = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+
+        def total(x, table, targets):
+            return jnp.sum(cross_entropy(x, table, targets, chunk=chunk))
+
+        return jax.jit(jax.grad(total, argnums=(0, 1))).lower(*arrays, targets).compile()
+
+    temporaries = {}
+    for vocab in (8 * 1024, 64 * 1024):
+        program = compiled(vocab)
+        temporaries[vocab] = program.memory_analysis().temp_size_in_bytes
+        sizes = [np.prod([int(n) for n in s.split(",")]) for s in re.findall(r"f32\[([\d,]+)\]", program.as_text())]
+        assert max(sizes) <= max(vocab * dim, rows * length * chunk), "an array beyond the table and one chunk"
+    table_growth = 4 * dim * (64 - 8) * 1024
+    logits_growth = 4 * rows * length * (64 - 8) * 1024
+    growth = temporaries[64 * 1024] - temporaries[8 * 1024]
+    assert growth <= 2 * table_growth < logits_growth, f"{growth:,} bytes"
