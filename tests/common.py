@@ -1,18 +1,16 @@
 """What the tests share: the discovered families, tiny models that are nowhere degenerate, and packed batches."""
 
-import dataclasses
 import functools
 import importlib
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from transformer import families, sharding
+from transformer import families
+from transformer.nn import initial
 from transformer.nn.model import Transformer
-from transformer.nn.parameter import Named
 from transformer.settings import Compute
 
 FAMILIES = families.names()
@@ -41,22 +39,17 @@ def model(family: str, **compute: Any) -> Transformer:
     return Transformer(tiny_spec(family), Compute(**{"attention": "reference", **compute}))
 
 
-def abstract_params(net: Transformer) -> Any:
-    """Shapes of the parameters, each leaf boxed with its logical axis names; nothing is computed."""
-    tokens = jax.ShapeDtypeStruct((1, 2), jnp.int32)
-    return jax.eval_shape(net.init, jax.random.key(0), tokens)["params"]
-
-
 @functools.cache
 def params(family: str) -> Any:
     """Random parameters of the tiny model: no bias, sink or norm scale is left at zero or one."""
-    rng = np.random.default_rng(0)
+    rng, spec = np.random.default_rng(0), tiny_spec(family)
+    one = 1 - spec.decoder.layers[0].norm.offset
 
     def draw(path, leaf):
         noise = rng.standard_normal(leaf.shape).astype(np.float32)
-        return 1 + 0.1 * noise if path[-1].key == "scale" else noise / np.sqrt(tiny_spec(family).d_model)
+        return one + 0.1 * noise if path[-1].key == "scale" else noise / np.sqrt(spec.d_model)
 
-    return jax.tree.map_with_path(draw, nn.meta.unbox(abstract_params(model(family))))
+    return jax.tree.map_with_path(draw, nn.meta.unbox(initial.abstract_params(model(family))))
 
 
 def random_tokens(family: str, rows: int, length: int = LENGTH, seed: int = 0) -> np.ndarray:
@@ -119,16 +112,16 @@ def packed_result(family: str, **compute) -> Result:
     return jax.device_get(objective(model(family, **compute))(params(family), packed_batch(family)))
 
 
-def assert_same(got: Result, want: Result, rtol: float = 1e-4, atol: float = 2e-6) -> None:
+def assert_same(got: Result, want: Result, rtol: float = 2e-4, atol: float = 5e-6) -> None:
     """Losses and every gradient leaf agree; `atol` is relative to the largest gradient of all.
 
     Some leaves are noise alone (a key's bias moves no probability), so a leaf's own scale isn't enough.
     """
-    np.testing.assert_allclose(got.losses, want.losses, rtol=0, atol=2e-5, err_msg="losses")
+    np.testing.assert_allclose(got.losses, want.losses, rtol=0, atol=5e-5, err_msg="losses")
     assert_same_gradients(got.gradients, want.gradients, rtol, atol)
 
 
-def assert_same_gradients(got: Any, want: Any, rtol: float = 1e-4, atol: float = 2e-6) -> None:
+def assert_same_gradients(got: Any, want: Any, rtol: float = 2e-4, atol: float = 5e-6) -> None:
     """Every leaf agrees within `rtol` of its own largest value plus `atol` of the tree's."""
     scale = max(np.abs(x).max() for x in jax.tree.leaves(want))
     assert np.isfinite(scale) and scale > 0
@@ -139,17 +132,6 @@ def assert_same_gradients(got: Any, want: Any, rtol: float = 1e-4, atol: float =
         assert worst <= limit, f"gradient of {jax.tree_util.keystr(path)}: differs by {worst:.1e}, limit {limit:.1e}"
 
     jax.tree.map_with_path(compare, got, want)
-
-
-def shardings(net: Transformer, mesh: jax.sharding.Mesh) -> Any:
-    """Where each parameter lies on the mesh, from its logical axis names."""
-
-    def place(path, leaf: Named):
-        what = jax.tree_util.keystr(path)
-        spec = sharding.partition_spec(leaf.names, leaf.value.shape, mesh, net.compute.rules, what)
-        return jax.sharding.NamedSharding(mesh, spec)
-
-    return jax.tree.map_with_path(place, abstract_params(net), is_leaf=lambda x: isinstance(x, Named))
 
 
 def layers(stack: Any, tree: Any) -> list[Any]:

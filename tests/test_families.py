@@ -9,6 +9,7 @@ from jax.sharding import AbstractMesh
 
 from tests import common
 from transformer import axes, families, sharding, spec
+from transformer.nn import initial
 from transformer.nn.model import Transformer
 from transformer.nn.parameter import Named
 from transformer.settings import Settings, SettingsError, from_mapping
@@ -22,11 +23,11 @@ PUBLISHED = [(family, size) for family, size in SIZES if size in {
 
 def abstract(family: str, size: str):
     """Boxed shapes of a size's parameters."""
-    return common.abstract_params(Transformer(common.build_spec(family, size)))
+    return initial.abstract_params(Transformer(common.build_spec(family, size)))
 
 
 def boxes(tree) -> list[tuple[str, Named]]:
-    leaves = jax.tree.leaves_with_path(tree, is_leaf=lambda x: isinstance(x, Named))
+    leaves = jax.tree.leaves_with_path(tree, is_leaf=initial.is_named)
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in leaves]
 
 

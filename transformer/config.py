@@ -1,5 +1,7 @@
 """From the name or path of a config page to a validated run."""
 
+import ast
+import difflib
 import importlib
 import importlib.util
 import os
@@ -72,6 +74,28 @@ def resolve(config: ConfigDict | Mapping[str, Any]) -> Run:
             f"model.max_length={spec.length_limit}; use a shorter row"
         )
     return Run(spec=spec, settings=settings, values=values)
+
+
+def override(values: dict[str, Any], name: str, text: str) -> None:
+    """Sets field `name` ("group.field") of a config to the value that `text` writes: a Python literal, else a string.
+
+    Raises:
+      SettingsError: no such field.
+    """
+    *groups, last = name.split(".")
+    place = values
+    for group in groups:
+        place = place.get(group) if isinstance(place, dict) else None
+    if not isinstance(place, dict):
+        raise SettingsError(f"{name}={text!r}: no such group; use one of {', '.join(values)}")
+    if last not in place and groups[:1] != ["model"]:  # a model's optional fields are told by its family
+        close = difflib.get_close_matches(last, place, n=1)
+        hint = f"did you mean {'.'.join([*groups, close[0]])}?" if close else f"known: {', '.join(place)}"
+        raise SettingsError(f"{name}={text!r}: unknown field; {hint}")
+    try:
+        place[last] = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        place[last] = text
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:

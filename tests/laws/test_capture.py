@@ -52,7 +52,9 @@ def test_probabilities_lie_where_the_layer_may_look(family):
     real = segments > 0
     behind = np.subtract.outer(np.arange(common.LENGTH), np.arange(common.LENGTH))
     same = (segments[:, :, None] == segments[:, None, :]) & real[:, :, None]
-    for block, values in zip(spec.decoder.layers, common.layers(spec.decoder, captured(family)[1]["decoder"])):
+    for block, values in zip(
+        spec.decoder.layers, common.layers(spec.decoder, captured(family)[1]["decoder"]), strict=True
+    ):
         weights, mask = values["attention"]["probabilities"], block.mixer.mask
         seen = same & (behind < (mask.window or common.LENGTH))
         if mask.causal:
@@ -71,7 +73,7 @@ def test_residual_is_the_sum_of_its_branches(family):
     """In pre-norm blocks the captured branch outputs are what the stream gains."""
     spec, (_, inner) = common.tiny_spec(family), captured(family)
     stream = inner["embedded"]
-    for block, values in zip(spec.decoder.layers, common.layers(spec.decoder, inner["decoder"])):
+    for block, values in zip(spec.decoder.layers, common.layers(spec.decoder, inner["decoder"]), strict=True):
         if block.placement == "pre":
             total = stream + values["attention_out"] + values["ffn_out"]
             np.testing.assert_allclose(values["residual"], total, atol=1e-4)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests import common
+from transformer.nn import initial
 from transformer.ops import attention
 
 OTHER_BODIES = [body for body in attention.BODIES if body != "reference"]
@@ -51,7 +52,7 @@ def test_bfloat16_is_close_and_keeps_parameters_in_float32(family):
     batch = common.packed_batch(family)
     x, _ = jax.eval_shape(lambda p: net.apply({"params": p}, batch.tokens, method="features"), common.params(family))
     assert x.dtype == jnp.bfloat16
-    boxes = jax.tree.leaves(common.abstract_params(net))
+    boxes = jax.tree.leaves(initial.abstract_params(net))
     assert {leaf.dtype for leaf in boxes} == {jnp.dtype("float32")}
 
     got, want = common.packed_result(family, dtype="bfloat16"), common.packed_result(family)

@@ -8,6 +8,7 @@ import pytest
 
 from tests import common
 from transformer import sharding
+from transformer.nn import initial
 from transformer.nn.parameter import Named
 from transformer.settings import Mesh
 from transformer.sharding import ShardingError
@@ -46,13 +47,13 @@ def name(case) -> str:
 def test_mesh_changes_no_loss_and_no_gradient(case):
     family, sizes = case
     net, mesh = common.model(family), mesh_of(sizes)
-    params = jax.device_put(common.params(family), common.shardings(net, mesh))
+    params = jax.device_put(common.params(family), initial.param_shardings(net, mesh))
     check_shards(net, params, sizes)
     batch = jax.device_put(common.packed_batch(family), sharding.batch_sharding(mesh))
     with jax.set_mesh(mesh):
         got = common.objective(net)(params, batch)
     assert len(got.losses.sharding.device_set) == 8
-    common.assert_same(jax.device_get(got), common.packed_result(family), atol=5e-6)
+    common.assert_same(jax.device_get(got), common.packed_result(family))
 
 
 def check_shards(net, params, sizes: tuple[int, int, int]) -> None:
@@ -65,7 +66,7 @@ def check_shards(net, params, sizes: tuple[int, int, int]) -> None:
         shapes = {shard.data.shape for shard in array.addressable_shards}
         assert shapes == {want}, jax.tree_util.keystr(path)
 
-    jax.tree.map_with_path(check, common.abstract_params(net), params, is_leaf=lambda x: isinstance(x, Named))
+    jax.tree.map_with_path(check, initial.abstract_params(net), params, is_leaf=initial.is_named)
 
 
 @pytest.mark.parametrize("family", common.FAMILIES)
@@ -77,6 +78,6 @@ def test_meshes_that_do_not_divide_are_refused(family):
     for sizes in refused:
         mesh = mesh_of(sizes)
         with pytest.raises(ShardingError, match="can't be split"):
-            common.shardings(net, mesh)
+            initial.param_shardings(net, mesh)
         with jax.set_mesh(mesh), pytest.raises(ShardingError, match="can't be split"):
             jax.eval_shape(net.apply, {"params": common.params(family)}, tokens)

@@ -54,7 +54,9 @@ def test_gradients_are_those_of_the_plain_formula(vocab, chunk, shards, softcap)
     weights = np.random.default_rng(0).random((B, T)).astype(np.float32)
 
     def chunked(x, table, bias):
-        return jnp.sum(weights * cross_entropy(x, table, targets, bias=bias, softcap=softcap, chunk=chunk, shards=shards))
+        return jnp.sum(
+            weights * cross_entropy(x, table, targets, bias=bias, softcap=softcap, chunk=chunk, shards=shards)
+        )
 
     def formula(x, table, bias):
         logits = jnp.einsum("btd,vd->btv", x, table) + bias

@@ -122,7 +122,9 @@ def test_dtype_stays_and_angles_are_float32():
 def test_sinusoids_follow_the_paper(interleaved):
     """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(the same); Marian puts all sines first."""
     d_model, positions = 12, np.array([0, 1, 5, 250])
-    got = rope.sinusoids(spec.SinusoidalPositions(base=1e4, interleaved=interleaved), jnp.asarray(positions)[None], d_model)
+    got = rope.sinusoids(
+        spec.SinusoidalPositions(base=1e4, interleaved=interleaved), jnp.asarray(positions)[None], d_model
+    )
     want = np.zeros((4, d_model))
     for i in range(d_model // 2):
         angle = positions / 10000 ** (2 * i / d_model)

@@ -1,9 +1,9 @@
 """The directory of a run: its config, its tokenizer, its checkpoints.
 
-    config.json              the resolved config, written once
-    tokenizer.json           a copy of the Hugging Face tokenizer file, where the run uses one
-    checkpoints/STEP/        state (arrays), data (the reader's position), identity (what the tokenizer is)
-    metrics.jsonl, tensorboard/
+config.json              the resolved config, written once
+tokenizer.json           a copy of the Hugging Face tokenizer file, where the run uses one
+checkpoints/STEP/        state (arrays), data (the reader's position), identity (what the tokenizer is)
+metrics.jsonl, tensorboard/
 """
 
 import json

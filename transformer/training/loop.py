@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from transformer import sharding
 from transformer.checkpoints.workdir import Workdir
@@ -107,7 +106,9 @@ class _Loop:
     def _headline(self) -> str:
         count = sum(x.size for x in jax.tree.leaves(self.like.params))
         shape = {name: size for name, size in self.mesh.shape.items() if size > 1}
-        return f"{count:,} parameters on {self.mesh.size} {jax.devices()[0].device_kind} device(s) {shape or ''}".strip()
+        return (
+            f"{count:,} parameters on {self.mesh.size} {jax.devices()[0].device_kind} device(s) {shape or ''}".strip()
+        )
 
     def _initial_state(self) -> TrainState:
         step = self.workdir.latest_step()

@@ -1,0 +1,97 @@
+"""Config pages are found, validated, and compared by field."""
+
+import jax
+import numpy as np
+import pytest
+
+import transformer
+from transformer import config, families, sharding
+from transformer.nn import initial
+from transformer.nn.model import Transformer
+from transformer.settings import Mesh, Settings, SettingsError
+from transformer.spec import SpecError
+
+
+@pytest.mark.parametrize("family", families.names())
+def test_every_page_resolves_by_name_and_by_path(family):
+    page = config.load_config(family)
+    assert config.resolve(config.load_config(f"configs/{family}.py")) == config.resolve(page)
+    tiny = config.resolve(config.load_config(f"{family}:tiny"))
+    assert tiny.settings == config.resolve(config.load_config(f"{family}:tiny").to_dict()).settings
+    assert tiny.spec.vocab_size >= 259  # the byte tokenizer's
+
+
+def test_a_page_starts_from_the_default_settings():
+    page = config.load_config("gpt2:tiny")
+    assert config.resolve(page).settings == Settings()
+
+
+@pytest.mark.parametrize(
+    ("reference", "match"),
+    [
+        ("llama9", "llama9.*unknown; use one of .*gpt2"),
+        ("gpt2:huge", "huge.*unknown; use one of tiny, small"),
+        ("configs/none.py", "no such file"),
+        ("configs/common.py", "no get_config"),
+    ],
+)
+def test_wrong_references_are_told(reference, match):
+    with pytest.raises(SettingsError, match=match):
+        config.load_config(reference)
+
+
+def test_a_page_elsewhere_is_loaded_by_its_path(tmp_path):
+    text = "from configs import gpt2\n\n\ndef get_config():\n    return gpt2.get_config('tiny')\n"
+    (tmp_path / "mine.py").write_text(text)
+    assert config.resolve(config.load_config(str(tmp_path / "mine.py"))).spec.d_model == 64
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        ({"family": "none"}, SettingsError, "model.family='none'"),
+        ({"num_layers": "3"}, SettingsError, "model.num_layers='3': expected int"),
+        ({"heads": 3}, SettingsError, "model.heads=3: unknown field"),
+        ({"num_heads": 3}, SpecError, "d_model=64: must be a multiple of num_heads=3"),
+        ({"max_length": 16}, SettingsError, "data.seq_len=256.*model.max_length=16"),
+    ],
+)
+def test_a_wrong_model_is_told(change, error, match):
+    page = config.load_config("gpt2:tiny").to_dict()
+    page["model"].update(change)
+    with pytest.raises(error, match=match):
+        config.resolve(page)
+
+
+def test_differences_name_the_fields():
+    old = {"a": 1, "group": {"same": [1, 2], "new": None}, "gone": "x"}
+    new = {"a": 2, "group": {"same": (1, 2), "new": 3}}
+    assert config.differences(old, new) == ["a: 1 -> 2", "gone: 'x' -> None", "group.new: None -> 3"]
+
+
+def test_build_takes_names_paths_configs_and_specs():
+    page = config.load_config("qwen3:tiny")
+    by_name = transformer.build("qwen3:tiny", dtype="bfloat16")
+    page.compute.dtype = "bfloat16"
+    assert by_name == transformer.build(page) == transformer.build("configs/qwen3.py:tiny", dtype="bfloat16")
+    assert by_name == transformer.build(by_name.spec, dtype="bfloat16")
+    with pytest.raises(SettingsError, match="compute.attention='splish'"):
+        transformer.build("qwen3:tiny", attention="splish")
+
+
+def test_initial_parameters_are_the_same_on_a_mesh_and_lie_where_they_should():
+    model = transformer.build("gemma3:tiny")
+    mesh = sharding.make_mesh(Mesh(data=2, fsdp=2, tensor=2))
+    alone, spread = transformer.init(model, seed=3), transformer.init(model, seed=3, mesh=mesh)
+    shapes, places = transformer.init(model, abstract=True), initial.param_shardings(model, mesh)
+    for one, many, shape, place in zip(*map(jax.tree.leaves, (alone, spread, shapes, places)), strict=True):
+        np.testing.assert_array_equal(one, many)
+        assert (one.shape, one.dtype) == (shape.shape, shape.dtype)
+        assert many.sharding.is_equivalent_to(place, many.ndim)
+    table = spread["embedding"]["token"]
+    assert table.addressable_shards[0].data.shape == (table.shape[0] // 2, table.shape[1] // 2)
+
+
+def test_abstract_parameters_of_the_largest_size_cost_nothing():
+    params = transformer.init(Transformer(transformer.build("llama3:3.1-405b").spec), abstract=True)
+    assert sum(x.size for x in jax.tree.leaves(params)) > 4e11
