@@ -14,6 +14,7 @@ from transformer.nn.model import Transformer
 from transformer.settings import Compute
 
 FAMILIES = families.names()
+abstract_params, shardings = initial.abstract_params, initial.param_shardings
 # Tiny windows are 8: three of them and more, and several blocks of 16.
 LENGTH = 40
 

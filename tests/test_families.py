@@ -41,6 +41,27 @@ def test_size_builds_and_every_axis_has_a_name(family, size):
         assert (box.names[0] == axes.LAYERS) == stacked and box.names.count(axes.LAYERS) == stacked, path
 
 
+@pytest.mark.parametrize("family", common.FAMILIES)
+def test_axis_names_are_those_of_their_sizes(family):
+    """A name on the wrong dimension would shard just as legally, and slower."""
+    built = common.tiny_spec(family)
+    blocks, positions = built.decoder.layers, built.embedding.positions
+    sizes = {
+        axes.VOCAB: {built.vocab_size},
+        axes.EMBED: {built.d_model},
+        axes.HEADS: {b.mixer.num_heads for b in blocks},
+        axes.KV_HEADS: {b.mixer.num_kv_heads for b in blocks},
+        axes.HEAD_DIM: {b.mixer.head_dim for b in blocks},
+        axes.MLP: {b.ffn.d_ff for b in blocks},
+        axes.LAYERS: {built.decoder.repeats},
+        axes.POSITION: {getattr(positions, "max_length", None)},
+        axes.NORM: {built.d_model, *(b.mixer.head_dim for b in blocks)},
+    }
+    for path, box in boxes(abstract(family, "tiny")):
+        for name, size in zip(box.names, box.value.shape, strict=True):
+            assert size in sizes[name], f"{path}: {name}={size}"
+
+
 @pytest.mark.parametrize(("family", "size"), PUBLISHED)
 def test_parameters_are_as_many_as_published(family, size):
     page = common.page(family)

@@ -1,7 +1,7 @@
 """HOW to run: strict, frozen settings. What a model *is* lives in `spec/`.
 
 Every field takes effect or is refused with a message that names the field, the value and the remedy.
-`from_mapping` reads nested plain data (an `ml_collections.ConfigDict` or JSON) and refuses unknown keys.
+`from_mapping` reads nested plain data (JSON, or what `ConfigDict.to_dict` gives) and refuses unknown keys.
 """
 
 import dataclasses

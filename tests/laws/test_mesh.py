@@ -10,6 +10,7 @@ from tests import common
 from transformer import sharding
 from transformer.nn import initial
 from transformer.nn.parameter import Named
+from transformer.ops import losses
 from transformer.settings import Mesh
 from transformer.sharding import ShardingError
 
@@ -81,3 +82,22 @@ def test_meshes_that_do_not_divide_are_refused(family):
             initial.param_shardings(net, mesh)
         with jax.set_mesh(mesh), pytest.raises(ShardingError, match="can't be split"):
             jax.eval_shape(net.apply, {"params": common.params(family)}, tokens)
+
+
+def test_loss_walks_the_vocabulary_along_the_mesh(monkeypatch):
+    """The model tells the loss how the mesh holds the table, so that no chunk gathers it."""
+    seen = []
+
+    def spy(*args, shards: int, **kwargs):
+        seen.append(shards)
+        return original(*args, shards=shards, **kwargs)
+
+    original = losses.cross_entropy
+    monkeypatch.setattr(losses, "cross_entropy", spy)
+    net, tokens = common.model(WIDEST), np.zeros((8, 16), np.int32)
+    for tensor in (1, 2):
+        with jax.set_mesh(mesh_of((8 // tensor, 1, tensor))):
+            jax.eval_shape(
+                lambda p: net.apply({"params": p}, tokens, tokens, method="token_losses"), common.params(WIDEST)
+            )
+    assert seen == [1, 2]

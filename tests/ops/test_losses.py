@@ -7,8 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
+from transformer import sharding
 from transformer.ops.losses import cross_entropy
+from transformer.settings import Mesh
 
 B, T, D = 2, 5, 8
 # (vocabulary, chunk, shards): one chunk, an exact multiple, a remainder, shards with and without a remainder.
@@ -90,6 +93,23 @@ def test_shards_that_do_not_divide_are_refused():
     x, table, _, targets = inputs(41)
     with pytest.raises(ValueError, match="vocab_size=41: the mesh splits it 2 ways"):
         cross_entropy(x, table, targets, chunk=16, shards=2)
+
+
+def test_sharded_table_is_never_gathered():
+    """`shards` cuts each chunk along the mesh; without it every device would fetch the others' rows."""
+    mesh = sharding.make_mesh(Mesh(data=1, fsdp=1, tensor=-1))
+    table = jax.ShapeDtypeStruct((512, D), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("tensor", None)))
+    x, _, _, targets = inputs(41)
+
+    def gathers(shards: int) -> bool:
+        def total(x, table):
+            return jnp.sum(cross_entropy(x, table, targets, chunk=128, shards=shards))
+
+        program = jax.jit(jax.grad(total, argnums=1), out_shardings=table.sharding).lower(x, table).compile()
+        return "all-gather" in program.as_text()
+
+    assert not gathers(8)
+    assert gathers(1), "this test sees nothing"
 
 
 def test_memory_does_not_hold_the_logits():

@@ -32,8 +32,8 @@ def test_frequencies_and_gain_are_those_of_the_reference(case):
     assert rope.rotation_gain(ours) == pytest.approx(golden["gain"], rel=1e-6)
 
 
-def test_llama3_scaling_keeps_short_waves_and_divides_long_ones():
-    scaling = spec.Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_length=8192)
+def test_piecewise_scaling_keeps_short_waves_and_divides_long_ones():
+    scaling = spec.PiecewiseScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_length=8192)
     plain = rope.inverse_frequencies(spec.Rope(theta=5e5, dim=128, interleaved=False))
     ratio = plain / rope.inverse_frequencies(spec.Rope(theta=5e5, dim=128, interleaved=False, scaling=scaling))
     waves = 2 * math.pi / plain

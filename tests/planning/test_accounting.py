@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.common import FAMILIES, abstract_params, build_spec, model, page, tiny_spec
+from tests.common import FAMILIES, build_spec, model, page, tiny_spec
 from transformer import families, spec
+from transformer.nn.initial import abstract_params
 from transformer.nn.model import Transformer
 from transformer.ops import cache
 from transformer.ops.mask import visible

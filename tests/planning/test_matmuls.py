@@ -5,7 +5,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.common import abstract_params, model
+from tests.common import model
+from transformer.nn.initial import abstract_params
 from transformer.planning.matmuls import matmul_flops
 
 A = jax.ShapeDtypeStruct((3, 5), jnp.float32)

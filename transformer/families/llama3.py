@@ -18,7 +18,7 @@ class Dims:
     d_ff: int
     max_length: int
     rope_theta: float
-    rope_scaling: s.Llama3Scaling | s.LinearScaling | s.YarnScaling | None = None
+    rope_scaling: s.PiecewiseScaling | s.LinearScaling | s.YarnScaling | None = None
     norm_eps: float
     tied: bool
 

@@ -19,7 +19,7 @@ class Projection(nn.Module):
     Attributes:
       inputs, outputs: sizes of the axes contracted and produced.
       names: logical names of the kernel's axes, inputs first.
-      gain: factor on the standard deviation 1/sqrt(fan_in) of the initial kernel.
+      gain: factor on the standard deviation 1/sqrt(fan_in) of the initial kernel, before truncation at two of them.
     """
 
     inputs: tuple[int, ...]

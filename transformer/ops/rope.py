@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from transformer.spec import LinearScaling, Llama3Scaling, Rope, SinusoidalPositions, YarnScaling
+from transformer.spec import LinearScaling, PiecewiseScaling, Rope, SinusoidalPositions, YarnScaling
 
 
 def inverse_frequencies(rope: Rope) -> np.ndarray:
@@ -17,14 +17,14 @@ def inverse_frequencies(rope: Rope) -> np.ndarray:
             scaled = plain
         case LinearScaling(factor=factor):
             scaled = plain / factor
-        case Llama3Scaling():
-            scaled = _llama3(plain, rope.scaling)
+        case PiecewiseScaling():
+            scaled = _piecewise(plain, rope.scaling)
         case YarnScaling():
             scaled = _yarn(plain, rope, rope.scaling)
     return scaled.astype(np.float32)
 
 
-def _llama3(plain: np.ndarray, s: Llama3Scaling) -> np.ndarray:
+def _piecewise(plain: np.ndarray, s: PiecewiseScaling) -> np.ndarray:
     """Reference: `apply_scaling` of meta-llama/llama-models, models/llama3/model.py."""
     turns = s.original_max_length * plain / (2 * math.pi)  # full rotations within the original context
     keep = np.clip((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0, 1)

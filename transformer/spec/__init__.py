@@ -11,14 +11,14 @@ from transformer.spec.model import Embedding, Head, Model, Stack
 from transformer.spec.positions import (
     LearnedPositions,
     LinearScaling,
-    Llama3Scaling,
     Mask,
+    PiecewiseScaling,
     Rope,
     SinusoidalPositions,
     YarnScaling,
 )
 
 __all__ = [
-    "Attention", "Block", "Embedding", "FeedForward", "Head", "LearnedPositions", "LinearScaling", "Llama3Scaling",
-    "Mask", "Model", "Norm", "Rope", "SinusoidalPositions", "SpecError", "Stack", "YarnScaling",
+    "Attention", "Block", "Embedding", "FeedForward", "Head", "LearnedPositions", "LinearScaling", "Mask", "Model",
+    "Norm", "PiecewiseScaling", "Rope", "SinusoidalPositions", "SpecError", "Stack", "YarnScaling",
 ]  # fmt: skip

@@ -30,7 +30,7 @@ class LinearScaling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Llama3Scaling:
+class PiecewiseScaling:
     """Piecewise frequency scaling of Llama 3.1: long waves divided by `factor`, short ones kept, a ramp between."""
 
     factor: float
@@ -77,7 +77,7 @@ class Rope:
     theta: float
     dim: int
     interleaved: bool
-    scaling: LinearScaling | Llama3Scaling | YarnScaling | None = None
+    scaling: LinearScaling | PiecewiseScaling | YarnScaling | None = None
 
     def __post_init__(self):
         require(self.dim >= 2 and self.dim % 2 == 0, f"rope.dim={self.dim}: rotations need an even dimension")

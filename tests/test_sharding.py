@@ -1,0 +1,133 @@
+"""The mesh and the table from logical axes to it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from transformer import axes as ax
+from transformer import sharding
+from transformer.settings import Mesh, Settings
+from transformer.sharding import ShardingError, partition_spec
+
+
+def mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> jax.sharding.Mesh:
+    size = data * fsdp * tensor
+    return sharding.make_mesh(Mesh(data=data, fsdp=fsdp, tensor=tensor), jax.devices()[:size])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape"),
+    [
+        (dict(), (8, 1, 1)),
+        (dict(data=1, fsdp=-1, tensor=2), (1, 4, 2)),
+        (dict(data=2, fsdp=2, tensor=2), (2, 2, 2)),
+        (dict(data=4, fsdp=2, tensor=-1), (4, 2, 1)),
+    ],
+)
+def test_mesh_takes_all_devices(sizes, shape):
+    got = sharding.make_mesh(Mesh(**sizes))
+    assert got.axis_names == ("data", "fsdp", "tensor") and got.devices.shape == shape
+    assert set(got.axis_types) == {AxisType.Auto}
+    assert {d.id for d in got.devices.flat} == {d.id for d in jax.devices()}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (dict(data=3), "sizes multiply to 3, which doesn't divide 8 devices"),
+        (dict(data=-1, tensor=16), "sizes multiply to 16, which doesn't divide 8 devices"),
+        (dict(data=2, fsdp=2), "uses 4 of 8 devices; set one axis to -1"),
+    ],
+)
+def test_mesh_that_does_not_fit_is_refused(sizes, message):
+    with pytest.raises(ShardingError, match=message):
+        sharding.make_mesh(Mesh(**sizes))
+
+
+@pytest.mark.parametrize(
+    ("names", "shape", "want"),
+    [
+        ((ax.EMBED, ax.HEADS, ax.HEAD_DIM), (8, 4, 3), ("fsdp", "tensor", None)),
+        ((ax.EMBED, ax.KV_HEADS, ax.HEAD_DIM), (8, 2, 3), ("fsdp", "tensor", None)),
+        ((ax.LAYERS, ax.MLP, ax.EMBED), (3, 8, 8), (None, "tensor", "fsdp")),
+        ((ax.VOCAB, ax.EMBED), (8, 8), ("tensor", "fsdp")),
+        ((ax.NORM,), (7,), (None,)),
+        ((ax.BATCH, ax.LENGTH, ax.ACT_EMBED), (4, 7, 7), (("data", "fsdp"), None, None)),
+        ((ax.BATCH, ax.LENGTH, ax.ACT_HEADS, None), (4, 7, 2, 7), (("data", "fsdp"), None, "tensor", None)),
+        ((ax.BATCH, ax.LENGTH, ax.ACT_VOCAB), (4, 7, 8), (("data", "fsdp"), None, "tensor")),
+    ],
+)
+def test_table(names, shape, want):
+    assert partition_spec(names, shape, mesh(2, 2, 2)) == PartitionSpec(*want)
+    # Axes of size 1 are left out: on one device every array is whole.
+    assert partition_spec(names, shape, mesh()) == PartitionSpec(*(None for _ in shape))
+
+
+def test_every_axis_name_has_a_rule_and_every_rule_a_mesh_axis():
+    for table in sharding.RULES.values():
+        assert set(table) == ax.ALL
+        assert {axis for used in table.values() for axis in used} == set(sharding.MESH_AXES)
+
+
+@pytest.mark.parametrize(
+    ("names", "shape", "message"),
+    [
+        ((ax.EMBED,), (6,), "w: embed=6 can't be split 4 ways over mesh axes .'fsdp',.; change mesh.fsdp"),
+        ((ax.BATCH,), (2,), "w: batch=2 can't be split 4 ways"),
+        ((ax.HEADS, ax.MLP), (8, 8), "w: axes 'heads' and 'mlp' both want mesh axis 'tensor'"),
+        (("hedas",), (8,), "w: unknown logical axis 'hedas'; axes.py lists"),
+        ((ax.EMBED,), (8, 8), "w: 1 axis names"),
+    ],
+)
+def test_names_that_do_not_fit_are_refused(names, shape, message):
+    with pytest.raises(ShardingError, match=message):
+        partition_spec(names, shape, mesh(1, 4, 2), what="w")
+
+
+def test_unknown_axis_is_refused_on_one_device_too():
+    with pytest.raises(ShardingError, match="unknown logical axis"):
+        partition_spec(("hedas",), (8,), mesh())
+
+
+def test_constrain_is_the_identity_only_without_a_mesh():
+    x = jnp.ones((4, 2, 8))
+    names = (ax.BATCH, ax.LENGTH, ax.ACT_MLP)
+    assert sharding.constrain(x, names) is x
+    for sizes in ((2, 2, 2), (8, 1, 1)):
+        with jax.set_mesh(mesh(*sizes)):
+            program = jax.make_jaxpr(lambda x: sharding.constrain(x, names))(jnp.ones((8, 2, 8)))
+            assert "sharding_constraint" in str(program)
+    with jax.set_mesh(mesh(2, 2, 2)):
+        y = jax.jit(lambda x: sharding.constrain(x, names))(x)
+        assert y.sharding.spec == PartitionSpec(("data", "fsdp"), None, "tensor")
+        with pytest.raises(ShardingError, match="activation: batch=3 can't be split"):
+            sharding.constrain(jnp.ones((3, 2, 8)), names)
+
+
+def test_ways_counts_the_parts_of_the_mesh_in_force():
+    assert sharding.ways(ax.VOCAB) == 1
+    with jax.set_mesh(mesh(2, 2, 2)):
+        assert sharding.ways(ax.VOCAB) == 2
+        assert sharding.ways(ax.BATCH) == 4
+        assert sharding.ways(ax.LENGTH) == 1
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 8, 1), (1, 1, 8), (8, 1, 1)])
+def test_batch_is_split_over_data_and_fsdp(sizes):
+    batch = np.arange(16).reshape(8, 2)
+    parts = sizes[0] * sizes[1]
+    placed = jax.device_put(batch, sharding.batch_sharding(mesh(*sizes)))
+    assert {shard.data.shape for shard in placed.addressable_shards} == {(8 // parts, 2)}
+    np.testing.assert_array_equal(placed, batch)
+    sharding.check_batch(8, mesh(*sizes))
+
+
+def test_batch_that_does_not_divide_is_refused():
+    with pytest.raises(ShardingError, match="=6: must divide over 4 devices"):
+        sharding.check_batch(6, mesh(2, 2, 2))
+
+
+def test_default_settings_fit_these_devices():
+    sharding.check_batch(Settings().data.batch_size, sharding.make_mesh(Settings().mesh))
