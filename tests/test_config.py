@@ -75,7 +75,7 @@ def test_build_takes_names_paths_configs_and_specs():
     page.compute.dtype = "bfloat16"
     assert by_name == transformer.build(page) == transformer.build("configs/qwen3.py:tiny", dtype="bfloat16")
     assert by_name == transformer.build(by_name.spec, dtype="bfloat16")
-    with pytest.raises(SettingsError, match="compute.attention='splish'"):
+    with pytest.raises(SettingsError, match=r"compute\.attention='splish'"):
         transformer.build("qwen3:tiny", attention="splish")
 
 

@@ -27,9 +27,9 @@ def start(workdir: Path, cache: Path) -> subprocess.Popen:
     }  # fmt: skip
     arguments = [f"--config.{name}={value}" for name, value in options.items()]
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache), "XLA_FLAGS": ""}
+    command = [sys.executable, "train.py", "--config=llama3:tiny", f"--workdir={workdir}", "--quiet", *arguments]
     return subprocess.Popen(
-        [sys.executable, "train.py", "--config", "configs/llama3.py:tiny", f"--workdir={workdir}", "--quiet", *arguments],
-        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
 
