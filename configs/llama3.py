@@ -8,14 +8,15 @@ validation bits a byte.
 
 from configs import common
 
-PUBLISHED = dict(vocab_size=128256, norm_eps=1e-5, rope_theta=5e5, num_kv_heads=8)
+BIASES = dict(attention_bias=False, mlp_bias=False)
+PUBLISHED = dict(BIASES, vocab_size=128256, norm_eps=1e-5, rope_theta=5e5, num_kv_heads=8)
 SCALING = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_length=8192)
 LONG = dict(PUBLISHED, max_length=131072, rope_scaling=SCALING)
 SHORT = dict(PUBLISHED, max_length=8192)
 SMALL = dict(LONG, rope_scaling=dict(SCALING, factor=32.0), tied=True)
 D8B = dict(d_model=4096, num_layers=32, num_heads=32, head_dim=128, d_ff=14336, tied=False)
 D70B = dict(d_model=8192, num_layers=80, num_heads=64, head_dim=128, d_ff=28672, tied=False)
-TINY = dict(vocab_size=264, rope_theta=1e4, norm_eps=1e-5)
+TINY = dict(BIASES, vocab_size=264, rope_theta=1e4, norm_eps=1e-5)
 SIZES = {
     "tiny": dict(
         TINY,

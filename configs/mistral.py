@@ -8,7 +8,15 @@ trains the tiny size on the embedded text.
 from configs import common
 
 D7B = dict(
-    d_model=4096, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128, d_ff=14336, max_length=32768, norm_eps=1e-5
+    d_model=4096,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    d_ff=14336,
+    max_length=32768,
+    norm_eps=1e-5,
+    tied=False,
 )
 SIZES = {
     "tiny": dict(
@@ -23,6 +31,7 @@ SIZES = {
         window=8,
         rope_theta=1e4,
         norm_eps=1e-5,
+        tied=False,
     ),
     "7b-v0.1": dict(D7B, vocab_size=32000, window=4096, rope_theta=1e4),
     "7b-v0.3": dict(D7B, vocab_size=32768, window=None, rope_theta=1e6),

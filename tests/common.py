@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from transformer import families
+from transformer import families, spec
 from transformer.nn import initial
 from transformer.nn.model import Transformer
 from transformer.settings import Compute
@@ -43,14 +43,40 @@ def model(family: str, **compute: Any) -> Transformer:
 @functools.cache
 def params(family: str) -> Any:
     """Random parameters of the tiny model: no bias, sink or norm scale is left at zero or one."""
-    rng, spec = np.random.default_rng(0), tiny_spec(family)
-    one = 1 - spec.decoder.layers[0].norm.offset
+    rng, built = np.random.default_rng(0), tiny_spec(family)
+    one = 1 - built.decoder.layers[0].norm.offset
 
     def draw(path, leaf):
         noise = rng.standard_normal(leaf.shape).astype(np.float32)
-        return one + 0.1 * noise if path[-1].key == "scale" else noise / np.sqrt(spec.d_model)
+        return one + 0.1 * noise if path[-1].key == "scale" else noise / np.sqrt(built.d_model)
 
     return jax.tree.map_with_path(draw, nn.meta.unbox(initial.abstract_params(model(family))))
+
+
+def head_dims(mixer) -> set[int]:
+    """Features of a head: of queries and keys, of values, of the part without rotation."""
+    if isinstance(mixer, spec.LatentAttention):
+        return {mixer.nope_dim, mixer.nope_dim + mixer.rope_dim, mixer.v_dim}
+    return {mixer.head_dim}
+
+
+def ranks(mixer, out: bool = False) -> set[int]:
+    """Widths of the latents: into a projection, or out of one, where the rotary key comes along."""
+    if not isinstance(mixer, spec.LatentAttention):
+        return set()
+    return {mixer.q_rank, mixer.kv_rank + (mixer.rope_dim if out else 0)}
+
+
+def normed(mixer) -> set[int]:
+    """Widths of the norms within an attention layer."""
+    return ranks(mixer) if isinstance(mixer, spec.LatentAttention) else {mixer.head_dim}
+
+
+def hidden_widths(ffn) -> set[int]:
+    """Hidden widths of a feed-forward layer, or of a mixture's experts."""
+    if isinstance(ffn, spec.MoE):
+        return {ffn.expert.d_ff} | ({ffn.shared.d_ff} if ffn.shared else set())
+    return {ffn.d_ff}
 
 
 def random_tokens(family: str, rows: int, length: int = LENGTH, seed: int = 0) -> np.ndarray:

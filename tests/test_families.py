@@ -50,12 +50,16 @@ def test_axis_names_are_those_of_their_sizes(family):
         axes.VOCAB: {built.vocab_size},
         axes.EMBED: {built.d_model},
         axes.HEADS: {b.mixer.num_heads for b in blocks},
-        axes.KV_HEADS: {b.mixer.num_kv_heads for b in blocks},
-        axes.HEAD_DIM: {b.mixer.head_dim for b in blocks},
-        axes.MLP: {b.ffn.d_ff for b in blocks},
+        axes.KV_HEADS: {getattr(b.mixer, "num_kv_heads", None) for b in blocks},
+        axes.HEAD_DIM: {dim for b in blocks for dim in common.head_dims(b.mixer)},
+        axes.MLP: {width for b in blocks for width in common.hidden_widths(b.ffn)},
+        axes.EXPERTS: {getattr(b.ffn, "num_experts", None) for b in blocks},
+        axes.ROUTES: {getattr(b.ffn, "num_experts", None) for b in blocks},
+        axes.LATENT: {rank for b in blocks for rank in common.ranks(b.mixer)},
+        axes.LATENT_OUT: {rank for b in blocks for rank in common.ranks(b.mixer, out=True)},
         axes.LAYERS: {built.decoder.repeats},
         axes.POSITION: {getattr(positions, "max_length", None)},
-        axes.NORM: {built.d_model, *(b.mixer.head_dim for b in blocks)},
+        axes.NORM: {built.d_model, *(dim for b in blocks for dim in common.normed(b.mixer))},
     }
     for path, box in boxes(abstract(family, "tiny")):
         for name, size in zip(box.names, box.value.shape, strict=True):

@@ -1,10 +1,11 @@
 """Every well-known transformer family as data: one pure functional JAX/Flax code base.
 
 Five names are enough for a notebook, and load only when used: `build` a model from a config or a family name,
-`init` its parameters, `model.apply` it, `load` a workdir, `generate_text`.
+`init` its parameters, `model.apply` it, `load` a workdir, `generate_text`. `from_hf` and `to_hf` read and write
+Hugging Face directories.
 """
 
-__all__ = ["build", "generate_text", "init", "load"]
+__all__ = ["build", "from_hf", "generate_text", "init", "load", "to_hf"]
 
 
 def __getattr__(name: str):

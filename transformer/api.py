@@ -10,6 +10,7 @@ import ml_collections
 from jax.sharding import Mesh
 
 from transformer import config, families, settings, sharding
+from transformer.checkpoints import hugging_face
 from transformer.checkpoints.workdir import Workdir
 from transformer.nn import initial
 from transformer.nn.model import Transformer
@@ -48,6 +49,39 @@ def init(model: Transformer, seed: int = 0, mesh: Mesh | None = None, abstract: 
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places)
 
 
+def from_hf(
+    directory: str | os.PathLike,
+    *,
+    dtype: str = "float32",
+    mesh: Mesh | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+    **compute: Any,
+) -> tuple[Transformer, dict]:
+    """(model, parameters) of a Hugging Face directory, read tensor by tensor straight to the mesh.
+
+    Args:
+      dtype: of the parameters, and of the computation unless `compute` says otherwise.
+      mesh: where the parameters go; by default they are whole on the first device.
+      progress: told the path of every parameter that is complete.
+      compute: fields of `settings.Compute`.
+
+    Raises:
+      CheckpointError, SettingsError: naming the file, field or tensor.
+    """
+    model = build(hugging_face.read_spec(hugging_face.read_config(directory)), **{"dtype": dtype, **compute})
+    like = init(model, mesh=mesh or _first_device(), abstract=True)
+    return model, hugging_face.read_params(directory, model.spec, like, dtype, progress)
+
+
+def to_hf(model: Transformer, params: dict, directory: str | os.PathLike, **options: Any) -> None:
+    """Writes a directory that `transformers` loads; options as in `checkpoints.hugging_face.write`."""
+    hugging_face.write(model.spec, params, directory, **options)
+
+
+def _first_device() -> Mesh:
+    return sharding.make_mesh(settings.Mesh(), jax.devices()[:1])
+
+
 def load(workdir: str | os.PathLike, mesh: Mesh | None = None, **compute: Any) -> tuple[Transformer, dict, Tokenizer]:
     """(model, parameters, tokenizer) of the newest checkpoint in a training workdir.
 
@@ -60,7 +94,7 @@ def load(workdir: str | os.PathLike, mesh: Mesh | None = None, **compute: Any) -
     """
     place = Workdir(workdir)
     model = build(place.read_config(), **compute)
-    shapes = init(model, mesh=mesh or sharding.make_mesh(settings.Mesh(), jax.devices()[:1]), abstract=True)
+    shapes = init(model, mesh=mesh or _first_device(), abstract=True)
     try:
         return model, place.restore_params(shapes), place.tokenizer()
     finally:
@@ -102,4 +136,4 @@ def generate_text(
     )
 
 
-__all__ = ["build", "generate_text", "init", "load"]
+__all__ = ["build", "from_hf", "generate_text", "init", "load", "to_hf"]

@@ -161,7 +161,9 @@ def _span_text(span: Span) -> str:
     return f"{span.part} {blocks}\n{product} layer{'s' * (span.layers > 1)}"
 
 
-def _attention_text(a: spec.Attention) -> str:
+def _attention_text(a: spec.Attention | spec.LatentAttention) -> str:
+    if isinstance(a, spec.LatentAttention):
+        return _latent_text(a)
     groups = f"{a.num_heads} heads" if a.num_heads == a.num_kv_heads else f"{a.num_heads} heads / {a.num_kv_heads} kv"
     sight = "causal" if a.mask.causal else "both ways"
     lines = [f"{groups} × {a.head_dim}", f"{sight}, window {a.mask.window:,}" if a.mask.window else sight]
@@ -176,6 +178,15 @@ def _attention_text(a: spec.Attention) -> str:
     return "\n".join(lines)
 
 
+def _latent_text(a: spec.LatentAttention) -> str:
+    key = f"{a.nope_dim}+{a.rope_dim}"
+    lines = [f"{a.num_heads} heads × {key}, v {a.v_dim}", f"latent {a.kv_rank}+{a.rope_dim} a token"]
+    lines += [f"query latent {a.q_rank}"] if a.q_rank else []
+    lines += ["causal" if a.mask.causal else "both ways", *_rope_lines(a.rope, a.rope_dim)]
+    lines += [f"latents: {_norm_name(a.latent_norm)}", f"scale {a.scale:.4g}"]
+    return "\n".join([*lines, *["bias"] * a.bias])
+
+
 def _rope_lines(rope: spec.Rope, head_dim: int) -> list[str]:
     lines = [f"rope θ {rope.theta:,.0f}"]
     lines += [f"  {rope.dim} of {head_dim} features"] if rope.dim < head_dim else []
@@ -185,8 +196,17 @@ def _rope_lines(rope: spec.Rope, head_dim: int) -> list[str]:
     return lines
 
 
-def _ffn_text(f: spec.FeedForward) -> str:
-    return "\n".join([f"{f.d_ff:,}", f.activation, *["gated"] * f.gated, *["bias"] * f.bias])
+def _ffn_text(f: spec.FeedForward | spec.MoE) -> str:
+    if isinstance(f, spec.FeedForward):
+        clamp = [f"clamped at {f.clamp.limit:g}"] if f.clamp else []
+        return "\n".join([f"{f.d_ff:,}", f.activation, *["gated"] * f.gated, *["bias"] * f.bias, *clamp])
+    r = f.router
+    lines = [f"{f.top_k} of {f.num_experts} experts ×", _ffn_text(f.expert), f"router: {r.score}"]
+    lines += [f"  best {r.top_groups} of {r.groups} groups"] if r.groups > 1 else []
+    lines += ["  correction bias"] if r.correction else []
+    lines += ["  normalized"] if r.normalize else []
+    lines += [f"  × {r.scale:g}"] if r.scale != 1 else []
+    return "\n".join([*lines, *([f"shared {f.shared.d_ff:,}"] if f.shared else [])])
 
 
 def _norm_name(norm: spec.Norm) -> str:
@@ -216,7 +236,7 @@ def _head_text(head: spec.Head) -> str:
 
 
 def _kv_numbers(block: spec.Block) -> int:
-    return 2 * block.mixer.num_kv_heads * block.mixer.head_dim
+    return block.mixer.cache_dims.numbers
 
 
 def _si(value: float) -> str:

@@ -20,10 +20,12 @@ SIZES = [s for s in itertools.product((1, 2, 4, 8), repeat=3) if np.prod(s) == 8
 def legal(family: str, sizes: tuple[int, int, int]) -> bool:
     """True where every dimension that the mesh splits divides."""
     spec = common.tiny_spec(family)
-    heads = [count for b in spec.decoder.layers for count in (b.mixer.num_heads, b.mixer.num_kv_heads)]
-    hidden = [b.ffn.d_ff for b in spec.decoder.layers]
+    blocks = spec.decoder.layers
+    heads = [n for b in blocks for n in (b.mixer.num_heads, getattr(b.mixer, "num_kv_heads", b.mixer.num_heads))]
+    hidden = [width for b in blocks for width in common.hidden_widths(b.ffn)]
+    embeds = [spec.d_model, *(rank for b in blocks for rank in common.ranks(b.mixer) if rank)]
     _, fsdp, tensor = sizes
-    return spec.d_model % fsdp == 0 and all(n % tensor == 0 for n in (*heads, *hidden, spec.vocab_size))
+    return all(n % fsdp == 0 for n in embeds) and all(n % tensor == 0 for n in (*heads, *hidden, spec.vocab_size))
 
 
 # All factorisations of the family that has the most, and two mixed ones of every other.

@@ -74,12 +74,9 @@ def test_values_are_stored_in_the_dtype_of_the_cache():
     ("window", "length", "slots", "ring"), [(8, 40, 8, True), (None, 40, 40, False), (8, 5, 5, False)]
 )
 def test_capacity_is_what_the_layer_can_see(window, length, slots, ring):
-    mixer = spec.Attention(
-        num_heads=2, num_kv_heads=1, head_dim=4, mask=spec.Mask(causal=True, window=window), scale=0.5, rope=None,
-        qkv_bias=False, out_bias=False,
-    )  # fmt: skip
-    assert caches.capacity(mixer, length) == slots
-    assert caches.is_ring(mixer, empty(slots)) is ring
+    mask = spec.Mask(causal=True, window=window)
+    assert caches.capacity(mask, length) == slots
+    assert caches.is_ring(mask, empty(slots)) is ring
 
 
 def test_init_lays_the_caches_out_like_the_stack():

@@ -70,7 +70,7 @@ def test_killed_at_random_moments_is_the_straight_run(tmp_path):
     output, _ = process.communicate()
     assert process.returncode == 0, output
     print("killed when the log had reached steps", ends)
-    assert len(set(ends)) == KILLS
+    assert len(set(ends)) > KILLS // 2, ends  # two may fall within one save
     assert records(killed) == records(straight)
     _, expected, _ = transformer.load(straight)
     _, found, _ = transformer.load(killed)

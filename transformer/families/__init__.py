@@ -1,9 +1,11 @@
 """The families: each module here turns published dimensions into a spec. The files are the registry.
 
 A family module has `Dims`, a frozen dataclass of the numbers that its published configs state, and
-`spec(dims) -> Model`. A module whose name starts with an underscore is no family.
+`spec(dims) -> Model`. One with Hugging Face checkpoints has `MODEL_TYPES`, `from_hf(config) -> Dims`,
+`to_hf(dims) -> dict` and `table(model) -> Table` too. A module whose name starts with an underscore is no family.
 """
 
+import dataclasses
 import importlib
 import pkgutil
 from collections.abc import Mapping
@@ -11,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from transformer.settings import SettingsError, from_mapping
-from transformer.spec import Model
+from transformer.spec import Model, Origin
 
 
 def names() -> tuple[str, ...]:
@@ -40,5 +42,24 @@ def build_spec(model: Mapping[str, Any]) -> Model:
     values = dict(model)
     if "family" not in values:
         raise SettingsError(f"model.family: required; use one of {', '.join(names())}")
-    family = get(values.pop("family"))
-    return family.spec(from_mapping(family.Dims, values, "model."))
+    name = values.pop("family")
+    return make(name, from_mapping(get(name).Dims, values, "model."))
+
+
+def make(name: str, dims: Any) -> Model:
+    """The spec of a family's dimensions, which remembers both."""
+    return dataclasses.replace(get(name).spec(dims), origin=Origin(family=name, dims=dims))
+
+
+def of_model_type(model_type: str) -> str:
+    """The family that reads Hugging Face configs of a `model_type`.
+
+    Raises:
+      SettingsError: no family does.
+    """
+    types = {kind: name for name in names() for kind in getattr(get(name), "MODEL_TYPES", ())}
+    if model_type not in types:
+        raise SettingsError(
+            f"config.json: model_type={model_type!r} is not known; use one of {', '.join(sorted(types))}"
+        )
+    return types[model_type]

@@ -1,8 +1,12 @@
 """Gemma 3, text model (Gemma Team 2025): sandwich norms, QK-norm, five local layers to one global, GeGLU."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from transformer import spec as s
+from transformer.families import _hf, gemma2
+
+MODEL_TYPES = ("gemma3_text",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +34,17 @@ class Dims:
     rope_theta: float
     rope_theta_local: float
     rope_scaling: s.LinearScaling | None = None
+    final_softcap: float | None = None
     norm_eps: float
 
 
+def _globals(dims: Dims) -> list[bool]:
+    return [(i + 1) % dims.pattern == 0 for i in range(dims.num_layers)]
+
+
 def spec(dims: Dims) -> s.Model:
-    """The decoder of Gemma 3; token vectors are scaled by sqrt(d_model) and serve as the head."""
-    norm = s.Norm(kind="rms", eps=dims.norm_eps, offset=1.0, bias=False, scale_in_float32=True)
+    """The decoder of Gemma 3."""
+    norm = gemma2.rms_norm(dims.norm_eps)
     everywhere = s.Rope(theta=dims.rope_theta, dim=dims.head_dim, interleaved=False, scaling=dims.rope_scaling)
     nearby = s.Rope(theta=dims.rope_theta_local, dim=dims.head_dim, interleaved=False)
     ffn = s.FeedForward(d_ff=dims.d_ff, activation="gelu_tanh", gated=True, bias=False)
@@ -55,12 +64,66 @@ def spec(dims: Dims) -> s.Model:
         return s.Block(mixer=attention, ffn=ffn, norm=norm, placement="sandwich")
 
     local, full = layer(dims.window, nearby), layer(None, everywhere)
-    layers = tuple(full if (i + 1) % dims.pattern == 0 else local for i in range(dims.num_layers))
-    return s.Model(
-        vocab_size=dims.vocab_size,
-        d_model=dims.d_model,
-        max_length=dims.max_length,
-        embedding=s.Embedding(scale=dims.d_model**0.5, positions=None),
-        decoder=s.Stack.of(layers, dims.pattern, norm),
-        head=s.Head(tied=True, bias=False),
+    layers = tuple(full if everything else local for everything in _globals(dims))
+    return gemma2.decoder(dims, layers, dims.pattern, dims.final_softcap)
+
+
+table = gemma2.table
+
+
+def from_hf(c: _hf.HFConfig) -> Dims:
+    """The dimensions that a Hugging Face config states."""
+    gemma2.expect(c)
+    c.expect("attn_logit_softcapping", None)
+    dims = _hf.decoder_dims(c)
+    count = dims["num_layers"]
+    pattern = c.take("sliding_window_pattern", None) or c.take("_sliding_window_pattern", None) or 6
+    c.take("_sliding_window_pattern", None)  # a second spelling of the same
+    slides = _hf.sliding(c, count, [(i + 1) % pattern != 0 for i in range(count)])
+    if False in slides:
+        pattern = slides.index(False) + 1
+    c.require(
+        slides == [(i + 1) % pattern != 0 for i in range(count)], "layer_types", slides, f"no period of {pattern}"
     )
+    theta, local, scaling = _ropes(c)
+    return Dims(
+        **dims,
+        window=c.take("sliding_window"),
+        pattern=pattern,
+        query_scale=float(c.take("query_pre_attn_scalar")),
+        rope_theta=theta,
+        rope_theta_local=local,
+        rope_scaling=c.scaling(scaling, dims["max_length"]),
+        final_softcap=c.take("final_logit_softcapping", None),
+    )
+
+
+def _ropes(c: _hf.HFConfig) -> tuple[float, float, dict[str, Any] | None]:
+    """(global theta, local theta, global scaling): in one dict a kind of layer, or in fields of their own."""
+    kinds = c.take("rope_parameters", None)
+    local = c.take("rope_local_base_freq", 1e4)
+    if kinds is None or "full_attention" not in kinds:
+        theta, scaling = c.rope(theta=1e6)
+        return theta, float(local), scaling
+    wide, near = dict(kinds["full_attention"]), dict(kinds["sliding_attention"])
+    theta, local = wide.pop("rope_theta", 1e6), near.pop("rope_theta", local)
+    c.refuse_scaling(near)
+    return float(theta), float(local), wide
+
+
+def to_hf(dims: Dims) -> dict[str, Any]:
+    """The Hugging Face config of the dimensions."""
+    windows = [None if everything else dims.window for everything in _globals(dims)]
+    return {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        **gemma2.fields(dims),
+        "rope_parameters": {
+            "full_attention": _hf.rope_parameters(dims.rope_theta, dims.rope_scaling),
+            "sliding_attention": _hf.rope_parameters(dims.rope_theta_local, None),
+        },
+        "sliding_window_pattern": dims.pattern,
+        "layer_types": _hf.layer_types(windows),
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": dims.final_softcap,
+    }

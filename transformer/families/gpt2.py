@@ -1,8 +1,14 @@
 """GPT-2 (Radford et al. 2019): pre-norm decoder, learned positions, multi-head attention, GELU."""
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from transformer import spec as s
+from transformer.checkpoints.table import Row, Table
+from transformer.families import _hf, _rows
+
+MODEL_TYPES = ("gpt2",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,3 +54,67 @@ def spec(dims: Dims) -> s.Model:
         decoder=s.Stack.of((layer,) * dims.num_layers, 1, NORM),
         head=s.Head(tied=True, bias=False),
     )
+
+
+def table(model: s.Model) -> Table:
+    """GPT-2's names: q, k and v in one tensor, and kernels [in, out]. The first release has no prefix."""
+
+    def layer(block: s.Block) -> tuple[Row, ...]:
+        a, prefix = block.mixer, "transformer.h.{i}."
+        heads, names = dict(n=3 * a.num_heads), ("query", "key", "value")
+        kernels, biases = (tuple(f"attention/{name}/{kind}" for name in names) for kind in ("kernel", "bias"))
+        parts = (a.num_heads,) * 3
+        rows = [
+            Row(paths=kernels, name="attn.c_attn.weight", pattern="d (n h) -> d n h", sizes=heads, axis=1, parts=parts),
+            Row(paths=biases, name="attn.c_attn.bias", pattern="(n h) -> n h", sizes=heads, parts=parts),
+            *_rows.linear("attention/out", "attn.c_proj", "(n h) d -> n h d", bias=True, n=a.num_heads),
+            *_rows.linear("ffn/up", "mlp.c_fc", "i o -> i o", bias=True),
+            *_rows.linear("ffn/down", "mlp.c_proj", "i o -> i o", bias=True),
+        ]
+        for ours, theirs in (("attention_norm", "ln_1"), ("ffn_norm", "ln_2")):
+            rows += [_rows.same(f"{ours}/scale", f"{theirs}.weight"), _rows.same(f"{ours}/bias", f"{theirs}.bias")]
+        return tuple(dataclasses.replace(row, name=prefix + row.name) for row in rows)
+
+    around = (
+        Row(paths=("embedding/token",), name="transformer.wte.weight", pattern="v d -> v d"),
+        Row(paths=("embedding/position",), name="transformer.wpe.weight", pattern="t d -> t d"),
+        _rows.same("decoder/final_norm/scale", "transformer.ln_f.weight"),
+        _rows.same("decoder/final_norm/bias", "transformer.ln_f.bias"),
+    )
+    buffers = (r".*\.attn\.(masked_)?bias", r"lm_head\.weight")
+    layers = tuple(map(layer, model.decoder.layers))
+    return Table(around=around, layers=layers, ignored=buffers, optional_prefix="transformer.")
+
+
+def from_hf(c: _hf.HFConfig) -> Dims:
+    """The dimensions that a Hugging Face config states."""
+    c.expect("activation_function", "gelu_new", "gelu_pytorch_tanh")
+    c.expect("layer_norm_epsilon", NORM.eps)
+    c.expect("scale_attn_weights", True)
+    c.expect("scale_attn_by_inverse_layer_idx", False)
+    c.expect("add_cross_attention", False)
+    c.expect("tie_word_embeddings", True)
+    c.expect("n_inner", None, 4 * c.take("n_embd"))
+    return Dims(
+        vocab_size=c.take("vocab_size"),
+        d_model=c.take("n_embd"),
+        num_layers=c.take("n_layer"),
+        num_heads=c.take("n_head"),
+        max_length=c.take("n_positions"),
+    )
+
+
+def to_hf(dims: Dims) -> dict[str, Any]:
+    """The Hugging Face config of the dimensions."""
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": dims.vocab_size,
+        "n_embd": dims.d_model,
+        "n_layer": dims.num_layers,
+        "n_head": dims.num_heads,
+        "n_positions": dims.max_length,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": NORM.eps,
+        "tie_word_embeddings": True,
+    }

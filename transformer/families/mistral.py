@@ -1,8 +1,12 @@
 """Mistral 7B (Jiang et al. 2023): Llama's layer with a sliding window in every layer."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from transformer import spec as s
+from transformer.families import _hf, _llama, _rows
+
+MODEL_TYPES = ("mistral",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,28 +24,60 @@ class Dims:
     window: int | None
     rope_theta: float
     norm_eps: float
+    tied: bool
 
 
-def spec(dims: Dims) -> s.Model:
-    """The decoder of Mistral 7B."""
-    norm = s.Norm(kind="rms", eps=dims.norm_eps, offset=0.0, bias=False, scale_in_float32=False)
-    attention = s.Attention(
+def attention(dims, window: int | None) -> s.Attention:
+    """Llama's attention with a window."""
+    return s.Attention(
         num_heads=dims.num_heads,
         num_kv_heads=dims.num_kv_heads,
         head_dim=dims.head_dim,
-        mask=s.Mask(causal=True, window=dims.window),
+        mask=s.Mask(causal=True, window=window),
         scale=dims.head_dim**-0.5,
         rope=s.Rope(theta=dims.rope_theta, dim=dims.head_dim, interleaved=False),
         qkv_bias=False,
         out_bias=False,
     )
-    ffn = s.FeedForward(d_ff=dims.d_ff, activation="silu", gated=True, bias=False)
-    layer = s.Block(mixer=attention, ffn=ffn, norm=norm, placement="pre")
-    return s.Model(
+
+
+def spec(dims: Dims) -> s.Model:
+    """The decoder of Mistral 7B."""
+    norm = _llama.rms_norm(dims.norm_eps)
+    layer = s.Block(mixer=attention(dims, dims.window), ffn=_llama.swiglu(dims.d_ff), norm=norm, placement="pre")
+    return _llama.decoder(
+        (layer,) * dims.num_layers,
         vocab_size=dims.vocab_size,
         d_model=dims.d_model,
         max_length=dims.max_length,
-        embedding=s.Embedding(scale=None, positions=None),
-        decoder=s.Stack.of((layer,) * dims.num_layers, 1, norm),
-        head=s.Head(tied=False, bias=False),
+        tied=dims.tied,
     )
+
+
+table = _rows.dense_decoder
+
+
+def from_hf(c: _hf.HFConfig) -> Dims:
+    """The dimensions that a Hugging Face config states."""
+    c.expect("hidden_act", "silu")
+    theta, scaling = c.rope()
+    c.refuse_scaling(scaling)
+    return Dims(
+        **_hf.decoder_dims(c),
+        window=c.take("sliding_window"),
+        rope_theta=theta,
+        tied=c.take("tie_word_embeddings", False),
+    )
+
+
+def to_hf(dims: Dims) -> dict[str, Any]:
+    """The Hugging Face config of the dimensions."""
+    return {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "hidden_act": "silu",
+        **_hf.decoder_fields(dims),
+        "rope_parameters": _hf.rope_parameters(dims.rope_theta, None),
+        "sliding_window": dims.window,
+        "tie_word_embeddings": dims.tied,
+    }

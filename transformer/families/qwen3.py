@@ -1,49 +1,37 @@
 """Qwen3, dense sizes (Yang et al. 2025): Llama's layer with RMSNorm on each head of q and k."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from transformer import spec as s
+from transformer.families import _hf, _rows, qwen2
+
+MODEL_TYPES = ("qwen3",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dims:
+class Dims(qwen2.Dims):
     """Numbers of the published configs; `rope_scaling` is YaRN where a checkpoint is run past its native length."""
-
-    vocab_size: int
-    d_model: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    d_ff: int
-    max_length: int
-    rope_theta: float
-    rope_scaling: s.YarnScaling | s.LinearScaling | None = None
-    norm_eps: float
-    tied: bool
 
 
 def spec(dims: Dims) -> s.Model:
     """The decoder of Qwen3."""
-    norm = s.Norm(kind="rms", eps=dims.norm_eps, offset=0.0, bias=False, scale_in_float32=False)
-    attention = s.Attention(
-        num_heads=dims.num_heads,
-        num_kv_heads=dims.num_kv_heads,
-        head_dim=dims.head_dim,
-        mask=s.Mask(causal=True),
-        scale=dims.head_dim**-0.5,
-        rope=s.Rope(theta=dims.rope_theta, dim=dims.head_dim, interleaved=False, scaling=dims.rope_scaling),
-        qkv_bias=False,
-        out_bias=False,
-        qk_norm=norm,
-    )
-    ffn = s.FeedForward(d_ff=dims.d_ff, activation="silu", gated=True, bias=False)
-    layer = s.Block(mixer=attention, ffn=ffn, norm=norm, placement="pre")
-    return s.Model(
-        vocab_size=dims.vocab_size,
-        d_model=dims.d_model,
-        max_length=dims.max_length,
-        embedding=s.Embedding(scale=None, positions=None),
-        decoder=s.Stack.of((layer,) * dims.num_layers, 1, norm),
-        head=s.Head(tied=dims.tied, bias=False),
-    )
+    return qwen2.stack(dims, qwen2.layers(dims, qkv_bias=False, qk_norm=True))
+
+
+table = _rows.dense_decoder
+
+
+def from_hf(c: _hf.HFConfig) -> Dims:
+    """The dimensions that a Hugging Face config states."""
+    c.expect("attention_bias", False)
+    return Dims(**vars(qwen2.from_hf(c)))
+
+
+def to_hf(dims: Dims) -> dict[str, Any]:
+    """The Hugging Face config of the dimensions."""
+    return qwen2.to_hf(dims) | {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": False,
+    }

@@ -1,7 +1,6 @@
 """The attention layer: projections around the one attention door, and its cache."""
 
 import flax.linen as nn
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from transformer import axes as ax
@@ -11,7 +10,7 @@ from transformer.nn.parameter import parameter
 from transformer.nn.projection import Norm, Projection, capture, capturing
 from transformer.ops import attention
 from transformer.ops.attention import reference
-from transformer.ops.cache import KVCache, is_ring
+from transformer.ops.cache import KVCache, extend
 from transformer.settings import Compute
 from transformer.sharding import constrain
 
@@ -53,25 +52,17 @@ class Attention(nn.Module):
         return Projection(x.shape[-1:], (heads, self.spec.head_dim), names, self.spec.qkv_bias, name=name)(x)
 
     def _attend(self, q, k, v, context: Context, cache: KVCache | None, sinks):
-        """Attention over this call's keys and what the cache holds; returns the written cache.
-
-        A full cache is written first and then read. A ring can't be when several tokens come at once: the new
-        ones would push out keys that the first of them still see, so old and new are joined for this call.
-        """
+        """Attention over this call's keys and what the cache holds; returns the written cache."""
+        s = self.spec
         positions, segments = context.positions, context.segments
         keys, values, key_positions, aligned = k, v, positions, True
-        if cache is not None:
-            old = cache.read()
+        if cache is not None and context.fresh:
             cache = cache.write(k, v, positions)
-            if not context.fresh:
-                aligned = False
-                if q.shape[1] > 1 and is_ring(self.spec, cache):
-                    joined = zip(old, (k, v, positions), strict=True)
-                    keys, values, key_positions = (jnp.concatenate([a, b.astype(a.dtype)], 1) for a, b in joined)
-                else:
-                    keys, values, key_positions = cache.read()
+        elif cache is not None:
+            cache, (keys, values, key_positions) = extend(cache, s.mask, k, v, positions)
+            aligned = False
         where = attention.Where(positions, key_positions, segments, segments)
-        call = attention.Call(self.spec.mask, self.spec.scale, self.spec.softcap, aligned, self.compute.attention_block)
+        call = attention.Call(s.mask, s.scale, s.softcap, aligned, self.compute.attention_block)
         keys, values = keys.astype(q.dtype), values.astype(q.dtype)
         y = attention.attend(self.compute.attention, call, q, keys, values, where, sinks)
         if capturing(self):

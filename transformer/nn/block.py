@@ -9,9 +9,14 @@ from transformer import spec
 from transformer.nn.attention import Attention
 from transformer.nn.context import Context
 from transformer.nn.feed_forward import FeedForward
+from transformer.nn.latent_attention import LatentAttention
+from transformer.nn.moe import MoE
 from transformer.nn.projection import Norm, capture
 from transformer.ops.cache import KVCache
 from transformer.settings import Compute
+
+MIXERS = {spec.Attention: Attention, spec.LatentAttention: LatentAttention}
+FFNS = {spec.FeedForward: FeedForward, spec.MoE: MoE}
 
 
 class Block(nn.Module):
@@ -26,8 +31,8 @@ class Block(nn.Module):
         self, x: Float[Array, "B T D"], context: Context, cache: KVCache | None
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
         s = self.spec
-        attention = Attention(s.mixer, self.compute, self.gain, name="attention")
-        ffn = FeedForward(s.ffn, self.compute, self.gain, name="ffn")
+        attention = MIXERS[type(s.mixer)](s.mixer, self.compute, self.gain, name="attention")
+        ffn = FFNS[type(s.ffn)](s.ffn, self.compute, self.gain, name="ffn")
 
         def attend(h):
             nonlocal cache

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 from transformer import axes as ax
 from transformer import spec
 from transformer.nn.projection import Projection
-from transformer.ops.activations import activate
+from transformer.ops.activations import activate, gate
 from transformer.settings import Compute
 from transformer.sharding import constrain
 
@@ -24,7 +24,7 @@ class FeedForward(nn.Module):
         inward = (width,), (s.d_ff,), (ax.EMBED, ax.MLP), s.bias
         y = Projection(*inward, name="up")(x)
         if s.gated:
-            y = activate(s.activation, Projection(*inward, name="gate")(x)) * y
+            y = gate(s, Projection(*inward, name="gate")(x), y)
         else:
             y = activate(s.activation, y)
         y = constrain(y, (ax.BATCH, ax.LENGTH, ax.ACT_MLP), rules)

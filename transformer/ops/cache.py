@@ -21,13 +21,14 @@ class KVCache:
     """Keys and values of one layer, or of all repeats of a stack's body (leading axis, one `layer` in view).
 
     Attributes:
-      keys, values: [*L, B, S, K, H]; S is the capacity in tokens.
+      keys, values: [*L, B, S, K, H] and [*L, B, S, K, Hv]; S is the capacity in tokens. A latent layer keeps its
+        latent and rotary key as one key and has no values (Hv = 0).
       positions: [*L, B, S] absolute positions, -1 where empty.
       layer: the repeat that reads and writes address; None where there is no leading axis.
     """
 
     keys: Float[Array, "*L B S K H"]
-    values: Float[Array, "*L B S K H"]
+    values: Float[Array, "*L B S K Hv"]
     positions: Int[Array, "*L B S"]
     layer: Int[Array, ""] | None = None
 
@@ -48,7 +49,7 @@ class KVCache:
         return tuple(jax.lax.dynamic_index_in_dim(b, self.layer, keepdims=False) for b in buffers)
 
     def write(
-        self, keys: Float[Array, "B T K H"], values: Float[Array, "B T K H"], positions: Int[Array, "B T"]
+        self, keys: Float[Array, "B T K H"], values: Float[Array, "B T K Hv"], positions: Int[Array, "B T"]
     ) -> "KVCache":
         """Stores new tokens; of more tokens than slots, the last ones of each row stay."""
         last = jnp.max(positions, axis=1, keepdims=True)
@@ -75,26 +76,41 @@ class StackCache:
     tail: tuple[KVCache, ...]
 
 
-def capacity(mixer: spec.Attention, max_length: int) -> int:
+def capacity(mask: spec.Mask, max_length: int) -> int:
     """Slots that a layer needs: min(max_length, window)."""
-    return min(max_length, mixer.mask.window or max_length)
+    return min(max_length, mask.window or max_length)
 
 
-def is_ring(mixer: spec.Attention, cache: KVCache) -> bool:
+def is_ring(mask: spec.Mask, cache: KVCache) -> bool:
     """True where old tokens leave the cache to make room for new ones."""
-    return mixer.mask.window == cache.capacity
+    return mask.window == cache.capacity
+
+
+def extend(
+    cache: KVCache, mask: spec.Mask, keys: Array, values: Array, positions: Int[Array, "B T"]
+) -> tuple[KVCache, tuple[Array, Array, Array]]:
+    """Writes new tokens, and gives (keys, values, positions) of all that they may look at, themselves included.
+
+    A full cache is written first and then read. A ring can't be when several tokens come at once: the new ones would
+    push out keys that the first of them still see, so old and new are joined for this call.
+    """
+    old, new = cache.read(), (keys, values, positions)
+    cache = cache.write(*new)
+    if positions.shape[1] > 1 and is_ring(mask, cache):
+        return cache, tuple(jnp.concatenate([a, b.astype(a.dtype)], 1) for a, b in zip(old, new, strict=True))
+    return cache, cache.read()
 
 
 def init(stack: spec.Stack, batch: int, max_length: int, dtype: jnp.dtype) -> StackCache:
     """An empty cache for `batch` rows of up to `max_length` tokens."""
 
     def empty(block: spec.Block, *lead: int) -> KVCache:
-        slots = capacity(block.mixer, max_length)
-        shape = (*lead, batch, slots, block.mixer.num_kv_heads, block.mixer.head_dim)
+        dims = block.mixer.cache_dims
+        slots = (*lead, batch, capacity(block.mixer.mask, max_length))
         return KVCache(
-            keys=jnp.zeros(shape, dtype),
-            values=jnp.zeros(shape, dtype),
-            positions=jnp.full(shape[:-2], -1, jnp.int32),
+            keys=jnp.zeros((*slots, dims.heads, dims.key), dtype),
+            values=jnp.zeros((*slots, dims.heads, dims.value), dtype),
+            positions=jnp.full(slots, -1, jnp.int32),
         )
 
     return StackCache(

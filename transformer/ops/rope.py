@@ -47,11 +47,6 @@ def _yarn(plain: np.ndarray, rope: Rope, s: YarnScaling) -> np.ndarray:
     return plain / s.factor * interpolate + plain * (1 - interpolate)
 
 
-def yarn_mscale(factor: float, mscale: float) -> float:
-    """YaRN's m(mscale) = 0.1 · mscale · ln(factor) + 1; 1 where nothing is stretched."""
-    return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
-
-
 def rotation_gain(rope: Rope) -> float:
     """What cos and sin are multiplied by: YaRN's attention factor, 1 for every other scaling."""
     s = rope.scaling
@@ -60,8 +55,8 @@ def rotation_gain(rope: Rope) -> float:
     if s.attention_factor is not None:
         return s.attention_factor
     if s.mscale and s.mscale_all_dim:
-        return yarn_mscale(s.factor, s.mscale) / yarn_mscale(s.factor, s.mscale_all_dim)
-    return yarn_mscale(s.factor, 1.0)
+        return s.gain(s.mscale) / s.gain(s.mscale_all_dim)
+    return s.gain(1.0)
 
 
 def rotations(rope: Rope, positions: Int[Array, "B T"]) -> tuple[Float[Array, "B T P"], Float[Array, "B T P"]]:

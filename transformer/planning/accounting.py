@@ -14,11 +14,16 @@ BYTES = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class BlockCount:
-    """Parameters of one block."""
+    """Parameters of one block.
+
+    Attributes:
+      idle: those of `ffn` that one token does not use: the experts that it is not routed to.
+    """
 
     attention: int
     ffn: int
     norms: int
+    idle: int
 
     @property
     def total(self) -> int:
@@ -27,8 +32,8 @@ class BlockCount:
 
     @property
     def active(self) -> int:
-        """Parameters that one token uses: all of a dense block. A block that routes its tokens uses fewer."""
-        return self.total
+        """Parameters that one token uses."""
+        return self.total - self.idle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,10 +131,41 @@ def block_parameters(block: spec.Block, d_model: int) -> BlockCount:
     """Number of parameters of one block of width `d_model`."""
     norms = {"pre": 1, "post": 1, "sandwich": 2}[block.placement]  # a residual branch
     return BlockCount(
-        attention=_attention(block.mixer, d_model),
-        ffn=_feed_forward(block.ffn, d_model),
+        attention=_mixer(block.mixer, d_model),
+        ffn=_ffn(block.ffn, d_model),
+        idle=_idle(block.ffn, d_model),
         norms=2 * norms * _norm(block.norm, d_model),
     )
+
+
+def _mixer(mixer: spec.Attention | spec.LatentAttention, d_model: int) -> int:
+    return _latent(mixer, d_model) if isinstance(mixer, spec.LatentAttention) else _attention(mixer, d_model)
+
+
+def _latent(a: spec.LatentAttention, d_model: int) -> int:
+    latents = [a.kv_rank] if a.q_rank is None else [a.kv_rank, a.q_rank]
+    down = a.rope_dim + sum(latents)  # the rotary key comes with the latent
+    biases = a.bias * (down + d_model)
+    return _latent_kernels(a, d_model) + biases + sum(_norm(a.latent_norm, width) for width in latents)
+
+
+def _latent_kernels(a: spec.LatentAttention, d_model: int) -> int:
+    query, out = a.num_heads * (a.nope_dim + a.rope_dim), a.num_heads * a.v_dim * d_model
+    queries = d_model * query if a.q_rank is None else a.q_rank * (d_model + query)
+    return queries + d_model * (a.kv_rank + a.rope_dim) + a.kv_rank * a.num_heads * (a.nope_dim + a.v_dim) + out
+
+
+def _ffn(f: spec.FeedForward | spec.MoE, d_model: int) -> int:
+    if isinstance(f, spec.FeedForward):
+        return _feed_forward(f, d_model)
+    router = d_model * f.num_experts + f.num_experts * (f.router.bias + f.router.correction)
+    shared = _feed_forward(f.shared, d_model) if f.shared else 0
+    return router + f.num_experts * _feed_forward(f.expert, d_model) + shared
+
+
+def _idle(f: spec.FeedForward | spec.MoE, d_model: int) -> int:
+    """Parameters of the experts that a token does not visit."""
+    return (f.num_experts - f.top_k) * _feed_forward(f.expert, d_model) if isinstance(f, spec.MoE) else 0
 
 
 def _attention(a: spec.Attention, d_model: int) -> int:
@@ -168,13 +204,22 @@ def flops_per_token(model: spec.Model, seq_len: int, *, training: bool) -> Flops
 
 def block_flops(block: spec.Block, d_model: int, seq_len: int) -> Flops:
     """Forward FLOPs a token of one block of width `d_model`, on average over rows of `seq_len` tokens."""
-    a, f = block.mixer, block.ffn
-    heads = 2 * a.num_heads + 2 * a.num_kv_heads  # query, key, value, out
-    return Flops(
-        projections=2.0 * d_model * heads * a.head_dim,
-        scores=2 * 2 * a.num_heads * a.head_dim * mean_visible(a.mask, seq_len),
-        ffn=2.0 * d_model * f.d_ff * (3 if f.gated else 2),
-    )
+    a, seen = block.mixer, mean_visible(block.mixer.mask, seq_len)
+    if isinstance(a, spec.LatentAttention):
+        projections = 2.0 * _latent_kernels(a, d_model)
+        scores = 2 * a.num_heads * (a.nope_dim + a.rope_dim + a.v_dim) * seen
+    else:
+        heads = 2 * a.num_heads + 2 * a.num_kv_heads  # query, key, value, out
+        projections = 2.0 * d_model * heads * a.head_dim
+        scores = 2 * 2 * a.num_heads * a.head_dim * seen
+    return Flops(projections=projections, scores=scores, ffn=_ffn_flops(block.ffn, d_model))
+
+
+def _ffn_flops(f: spec.FeedForward | spec.MoE, d_model: int) -> float:
+    if isinstance(f, spec.FeedForward):
+        return 2.0 * d_model * f.d_ff * (3 if f.gated else 2)
+    shared = _ffn_flops(f.shared, d_model) if f.shared else 0
+    return 2.0 * d_model * f.num_experts + f.top_k * _ffn_flops(f.expert, d_model) + shared
 
 
 def mean_visible(mask: spec.Mask, seq_len: int) -> float:
@@ -196,6 +241,6 @@ def cache_numbers(model: spec.Model, length: int) -> CacheNumbers:
     """Keys and values that decoding keeps for one row of `length` tokens, as `ops.cache.init` lays them out."""
     mixers = [block.mixer for block in model.decoder.layers]
     return CacheNumbers(
-        per_token=tuple(2 * m.num_kv_heads * m.head_dim for m in mixers),
+        per_token=tuple(m.cache_dims.numbers for m in mixers),
         slots=tuple(min(length, m.mask.window or length) for m in mixers),
     )

@@ -6,8 +6,18 @@ A value that a paper or a published config states has no default here: a default
 """
 
 from transformer.spec.check import SpecError
-from transformer.spec.layers import Attention, Block, FeedForward, Norm
-from transformer.spec.model import Embedding, Head, Model, Stack
+from transformer.spec.layers import (
+    Attention,
+    Block,
+    CacheDims,
+    ClampedGate,
+    FeedForward,
+    LatentAttention,
+    MoE,
+    Norm,
+    Router,
+)
+from transformer.spec.model import Embedding, Head, Model, Origin, Stack
 from transformer.spec.positions import (
     LearnedPositions,
     LinearScaling,
@@ -19,6 +29,7 @@ from transformer.spec.positions import (
 )
 
 __all__ = [
-    "Attention", "Block", "Embedding", "FeedForward", "Head", "LearnedPositions", "LinearScaling", "Mask", "Model",
-    "Norm", "PiecewiseScaling", "Rope", "SinusoidalPositions", "SpecError", "Stack", "YarnScaling",
+    "Attention", "Block", "CacheDims", "ClampedGate", "Embedding", "FeedForward", "Head", "LatentAttention",
+    "LearnedPositions", "LinearScaling", "Mask", "MoE", "Model", "Norm", "Origin", "PiecewiseScaling", "Rope", "Router",
+    "SinusoidalPositions", "SpecError", "Stack", "YarnScaling",
 ]  # fmt: skip

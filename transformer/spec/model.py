@@ -1,6 +1,7 @@
 """A stack of layers and what surrounds it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from transformer.spec.check import require
 from transformer.spec.layers import Block, Norm
@@ -37,13 +38,13 @@ class Stack:
         return self.head + self.body * self.repeats + self.tail
 
     @classmethod
-    def of(cls, layers: tuple[Block, ...], period: int, final_norm: Norm | None) -> "Stack":
-        """A stack of `layers` that repeat with `period`; what the last period leaves over becomes the tail."""
-        repeats, rest = divmod(len(layers), period)
-        body = tuple(layers[:period]) if repeats else ()
-        expected = body * repeats + tuple(layers[:period])[:rest]
-        require(expected == tuple(layers), f"period={period}: the layers don't repeat with it")
-        return cls(body=body, repeats=repeats, tail=tuple(layers[len(layers) - rest :]), final_norm=final_norm)
+    def of(cls, layers: tuple[Block, ...], period: int, final_norm: Norm | None, head: int = 0) -> "Stack":
+        """A stack of `layers`: the first `head` irregular, the others with `period`; what is left over is the tail."""
+        first, rest = tuple(layers[:head]), tuple(layers[head:])
+        repeats, over = divmod(len(rest), period)
+        body, tail = (rest[:period] if repeats else ()), rest[len(rest) - over :]
+        require(body * repeats + rest[:period][:over] == rest, f"period={period}: the layers don't repeat with it")
+        return cls(head=first, body=body, repeats=repeats, tail=tail, final_norm=final_norm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +75,20 @@ class Head:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Which family a model was made by, and from which dimensions: what its published form is written from."""
+
+    family: str
+    dims: Any
+
+
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """A whole model.
 
     Attributes:
+      origin: where the spec comes from; says nothing about what the model is, and two models that differ in it only
+        are equal.
       max_length: longest sequence that the published model was trained for, in tokens; a hard limit only where
         positions are a learned table.
     """
@@ -88,6 +99,7 @@ class Model:
     embedding: Embedding
     decoder: Stack
     head: Head
+    origin: Origin | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self):
         require(self.vocab_size >= 2, f"vocab_size={self.vocab_size}: use at least 2")

@@ -1,5 +1,6 @@
 """Where tokens are and which of them see each other."""
 
+import math
 from dataclasses import dataclass
 
 from transformer.spec.check import require
@@ -62,6 +63,10 @@ class YarnScaling:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+
+    def gain(self, mscale: float) -> float:
+        """m(mscale); 1 where nothing is stretched."""
+        return 0.1 * mscale * math.log(self.factor) + 1 if self.factor > 1 else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,12 @@ from transformer.settings import Optimizer, Settings
 
 # A parameter is decayed where it maps features to features. Biases, norms, sinks and tables looked up by position
 # have nothing for decay to regularise, and are told by their logical names.
-FEATURES = frozenset({ax.EMBED, ax.MLP, ax.HEADS, ax.KV_HEADS, ax.VOCAB})
+FEATURES = frozenset({ax.EMBED, ax.MLP, ax.HEADS, ax.KV_HEADS, ax.VOCAB, ax.ROUTES, ax.LATENT, ax.LATENT_OUT})
 
 
 def decays(names: tuple[str, ...]) -> bool:
     """True for a parameter whose logical axes say that weight decay applies to it."""
-    return ax.POSITION not in names and ax.EMBED in names and len(FEATURES.intersection(names)) >= 2
+    return ax.POSITION not in names and len(FEATURES.intersection(names)) >= 2
 
 
 def decay_mask(model: Transformer) -> dict:

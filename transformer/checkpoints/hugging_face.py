@@ -1,0 +1,155 @@
+"""Hugging Face directories, read and written."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from transformer import families, spec
+from transformer.checkpoints import weights
+from transformer.checkpoints.tensors import CheckpointError, TensorFiles, block_of
+from transformer.families import _hf
+
+INDEX = "model.safetensors.index.json"
+SHARD_BYTES = 5 * 10**9
+# What travels along with the weights, unread by us.
+COMPANIONS = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
+    "chat_template.jinja", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json",
+)  # fmt: skip
+
+
+def read_config(directory: str | os.PathLike) -> dict[str, Any]:
+    """The `config.json` of a directory.
+
+    Raises:
+      CheckpointError: it is missing or damaged.
+    """
+    file = Path(directory) / "config.json"
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{file}: can't be read ({error.strerror}); give a Hugging Face directory") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file}: not JSON ({error})") from None
+    if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
+        raise CheckpointError(f"{file}: has no model_type; give the config of a model")
+    return values
+
+
+def read_spec(config: Mapping[str, Any]) -> spec.Model:
+    """The spec of a Hugging Face config.
+
+    Raises:
+      SettingsError, SpecError: an unknown model type; a field that is missing, contradictory or not implemented.
+    """
+    name = families.of_model_type(config["model_type"])
+    reader = _hf.HFConfig(config)
+    dims = families.get(name).from_hf(reader)
+    reader.finish()
+    return families.make(name, dims)
+
+
+def read_params(
+    directory: str | os.PathLike,
+    model: spec.Model,
+    like: dict,
+    dtype: Any,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict:
+    """The parameters of a directory, leaf by leaf in the shardings of `like` (abstract arrays).
+
+    Raises:
+      CheckpointError: missing, unknown, damaged or misshapen tensors.
+    """
+    files = TensorFiles(Path(directory), block_of(read_config(directory)))
+    table = families.get(model.origin.family).table(model)
+    return weights.load(files, table, model.decoder, like, np.dtype(dtype), progress)
+
+
+def write(
+    model: spec.Model,
+    params: dict,
+    directory: str | os.PathLike,
+    *,
+    dtype: Any = None,
+    companions: str | os.PathLike | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Writes `config.json` and sharded safetensors that `transformers` loads; all of it or nothing.
+
+    Args:
+      dtype: of the tensors written; that of each parameter by default.
+      companions: a directory whose tokenizer and generation files are copied along.
+
+    Raises:
+      CheckpointError: the directory exists and is not empty, or the model has no such form.
+    """
+    origin, target = model.origin, Path(directory).absolute()
+    family = families.get(origin.family) if origin else None
+    if family is None or not hasattr(family, "to_hf"):
+        what = f"family {origin.family!r} has no Hugging Face form" if origin else "the spec was made by no family"
+        raise CheckpointError(f"to_hf: {what}; build the model from one that has")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise CheckpointError(f"{target}: exists and is not empty; give a new directory")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # A directory beside the target, renamed at the very end: a killed export never looks whole.
+    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+    try:
+        tensors = weights.dump(params, family.table(model), model.decoder)
+        kind = _write_tensors(partial, tensors, None if dtype is None else np.dtype(dtype), shard_bytes)
+        config = family.to_hf(origin.dims) | {"dtype": kind}
+        (partial / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        for name in COMPANIONS if companions else ():
+            if (Path(companions) / name).is_file():
+                shutil.copyfile(Path(companions) / name, partial / name)
+        if target.exists():
+            target.rmdir()
+        partial.chmod(0o755)
+        os.replace(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write_tensors(directory: Path, tensors: Iterator, dtype: np.dtype | None, shard_bytes: int) -> str:
+    """Fills files of at most `shard_bytes` (more only for a single larger tensor); returns the name of the dtype."""
+    shard, held, shards, where, total, kinds = {}, 0, 0, {}, 0, set()
+
+    def flush():
+        nonlocal shard, held, shards
+        shards += 1
+        save_file(shard, directory / f"shard-{shards}.safetensors", metadata={"format": "pt"})
+        where.update(dict.fromkeys(shard, shards))
+        shard, held = {}, 0
+
+    for name, tensor in tensors:
+        tensor = tensor if dtype is None else tensor.astype(dtype)
+        if shard and held + tensor.nbytes > shard_bytes:
+            flush()
+        shard[name], held, total = tensor, held + tensor.nbytes, total + tensor.nbytes
+        kinds.add(tensor.dtype.name)
+    flush()
+    if shards == 1:
+        os.replace(directory / "shard-1.safetensors", directory / "model.safetensors")
+    else:
+        files = {n: f"model-{n:05d}-of-{shards:05d}.safetensors" for n in range(1, shards + 1)}
+        for number, file in files.items():
+            os.replace(directory / f"shard-{number}.safetensors", directory / file)
+        index = {"metadata": {"total_size": total}, "weight_map": {name: files[n] for name, n in where.items()}}
+        (directory / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return kinds.pop() if len(kinds) == 1 else "float32"
+
+
+def is_directory(path: str | os.PathLike) -> bool:
+    """True for what looks like a Hugging Face directory rather than a training workdir."""
+    file = Path(path) / "config.json"
+    try:
+        return isinstance(json.loads(file.read_text(encoding="utf-8")).get("model_type"), str)
+    except (OSError, ValueError, AttributeError):
+        return False

@@ -1,0 +1,76 @@
+"""A checkpoint's layout as a two-way table: a row is (our path, their name, einops pattern).
+
+Read left to right a row imports, read right to left it exports; nothing is said twice.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from transformer.spec import Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One tensor of theirs, one or more leaves of ours.
+
+    Attributes:
+      paths: our leaves, "/"-separated and relative to the table's `inside`; several where theirs is fused.
+      name: their tensor, with {e} for an expert's number where they keep experts apart (our leaf stacks them first).
+      pattern: einops pattern from their axes to ours; of a fused tensor, our leaves concatenated along `axis`.
+      sizes: axis lengths that the pattern needs.
+      axis, parts: where and into which lengths a fused tensor is cut, one part a path.
+      experts: number of experts that {e} counts; 0 where the name has none.
+    """
+
+    paths: tuple[str, ...]
+    name: str
+    pattern: str
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    axis: int = 0
+    parts: tuple[int, ...] = ()
+    experts: int = 0
+
+    def __post_init__(self):
+        if len(self.paths) > 1 and len(self.parts) != len(self.paths):
+            raise ValueError(f"row {self.name}: {len(self.paths)} paths need as many parts, got {self.parts}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """All rows of a model.
+
+    Attributes:
+      around: rows outside the layers; paths from the root of the parameters.
+      layers: rows of each layer in the order in which they run; paths within the block, {i} in names is its number.
+      ignored: regular expressions of tensors that hold no parameters (buffers, heads that we don't run).
+      optional_prefix: what some files leave out at the beginning of every name.
+    """
+
+    around: tuple[Row, ...]
+    layers: tuple[tuple[Row, ...], ...]
+    ignored: tuple[str, ...] = ()
+    optional_prefix: str = ""
+
+    def is_ignored(self, name: str) -> bool:
+        """True for a tensor that is left out on purpose."""
+        return any(re.fullmatch(pattern, name) for pattern in self.ignored)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a layer's parameters lie in our tree: a path prefix, and an index where repeats are stacked."""
+
+    prefix: str
+    index: int | None
+
+
+def places(stack: Stack, root: str = "decoder") -> Iterator[Place]:
+    """The place of every layer of a stack, in the order in which they run."""
+    for i in range(len(stack.head)):
+        yield Place(f"{root}/head_{i}", None)
+    for repeat in range(stack.repeats):
+        for i in range(len(stack.body)):
+            yield Place(f"{root}/body/block_{i}", repeat)
+    for i in range(len(stack.tail)):
+        yield Place(f"{root}/tail_{i}", None)

@@ -1,0 +1,153 @@
+"""Parameters through a weight table, both ways: every tensor of theirs once, every leaf of ours once."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import einops
+import jax
+import numpy as np
+
+from transformer.checkpoints.table import Row, Table, places
+from transformer.checkpoints.tensors import CheckpointError, TensorFiles
+from transformer.spec import Stack
+
+
+@dataclass(frozen=True)
+class Link:
+    """One tensor of theirs and the leaves of ours that it fills: (path, index of the slice) each."""
+
+    row: Row
+    name: str
+    leaves: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+def links(table: Table, stack: Stack) -> Iterator[Link]:
+    """Every tensor of a model, from its table and its stack."""
+    for row in table.around:
+        yield Link(row, row.name, tuple((path, ()) for path in row.paths))
+    for number, (rows, place) in enumerate(zip(table.layers, places(stack), strict=True)):
+        at = () if place.index is None else (place.index,)
+        for row in rows:
+            for expert in range(row.experts or 1):
+                index = (*at, expert) if row.experts else at
+                name = row.name.replace("{i}", str(number)).replace("{e}", str(expert))
+                yield Link(row, name, tuple((f"{place.prefix}/{path}", index) for path in row.paths))
+
+
+def flatten(tree: dict) -> dict[str, jax.Array]:
+    """Leaves by their "/"-separated path."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def their_shape(link: Link, shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """Shape of a tensor of theirs, from the shapes of our leaves."""
+    row = link.row
+    parts = [list(shapes[path][len(index) :]) for path, index in link.leaves]
+    if row.parts:
+        parts[0][row.axis] = sum(row.parts)
+    theirs, ours = row.pattern.split(" -> ")
+    # An array without memory: every stride is 0.
+    fused = np.broadcast_to(np.zeros(()), parts[0])
+    return einops.rearrange(fused, f"{ours} -> {theirs}", **_inverse_sizes(row)).shape
+
+
+def _inverse_sizes(row: Row) -> dict[str, int]:
+    """Lengths that einops can't infer when the pattern runs right to left: those of axes that ours groups."""
+    ours = row.pattern.split(" -> ")[1]
+    return {name: size for name, size in row.sizes.items() if "(" in ours and name in ours}
+
+
+def to_ours(row: Row, tensor: np.ndarray) -> list[np.ndarray]:
+    """A tensor of theirs as the slices of our leaves, one a path."""
+    fused = einops.rearrange(tensor, row.pattern, **row.sizes)
+    if not row.parts:
+        return [fused]
+    return np.split(fused, list(itertools.accumulate(row.parts))[:-1], axis=row.axis)
+
+
+def to_theirs(row: Row, slices: list[np.ndarray]) -> np.ndarray:
+    """The slices of our leaves as one tensor of theirs: `to_ours` read right to left."""
+    fused = np.concatenate(slices, axis=row.axis) if row.parts else slices[0]
+    theirs, ours = row.pattern.split(" -> ")
+    return einops.rearrange(fused, f"{ours} -> {theirs}", **_inverse_sizes(row))
+
+
+def load(
+    files: TensorFiles, table: Table, stack: Stack, like: dict, dtype: np.dtype, progress: Callable[[str], None]
+) -> dict:
+    """Our parameters from their tensors, each read when a shard of ours needs it and placed there at once.
+
+    Args:
+      like: abstract parameters with the sharding of every leaf.
+      progress: told the path of every leaf when it is complete.
+
+    Raises:
+      CheckpointError: tensors without a leaf, leaves without a tensor, or shapes that differ; before anything is read.
+    """
+    prefix = table.optional_prefix
+    bare = bool(prefix) and not any(name.startswith(prefix) for name in files.names)
+    found = list(links(table, stack))
+    names = {link.name: link.name.removeprefix(prefix) if bare else link.name for link in found}
+    shapes = {path: leaf.shape for path, leaf in flatten(like).items()}
+    _check(files, table, found, names, shapes)
+    sources: dict[str, dict[tuple[int, ...], tuple[Link, int]]] = {path: {} for path in shapes}
+    for link in found:
+        for part, (path, index) in enumerate(link.leaves):
+            sources[path][index] = (link, part)
+
+    def leaf(path, abstract):
+        path = jax.tree_util.keystr(path, simple=True, separator="/")
+
+        def shard(where: tuple[slice, ...]) -> np.ndarray:
+            return _shard(files, names, sources[path], abstract.shape, where, dtype)
+
+        made = jax.make_array_from_callback(abstract.shape, abstract.sharding, shard)
+        progress(path)
+        return made
+
+    return jax.tree_util.tree_map_with_path(leaf, like)
+
+
+def _shard(files, names, source, shape, where, dtype) -> np.ndarray:
+    """A region of one leaf: only the tensors that lie in it are read."""
+    where = tuple(slice(*w.indices(size)) for w, size in zip(where, shape, strict=True))
+    out = np.empty([len(range(w.start, w.stop)) for w in where], dtype)
+    depth = len(next(iter(source)))
+    for index, (link, part) in source.items():
+        if all(w.start <= i < w.stop for i, w in zip(index, where, strict=False)):
+            tensor = to_ours(link.row, files.read(names[link.name]))[part]
+            at = tuple(i - w.start for i, w in zip(index, where, strict=False))
+            out[at] = tensor[where[depth:]].astype(dtype)
+    return out
+
+
+def _check(files: TensorFiles, table: Table, found: list[Link], names: dict, shapes: dict) -> None:
+    theirs, wanted = set(files.names), set(names.values())
+    unknown = sorted(name for name in theirs - wanted if not table.is_ignored(name))
+    missing = sorted(wanted - theirs)
+    if unknown or missing:
+        raise CheckpointError(
+            f"the checkpoint doesn't fit its config.json: {len(missing)} tensors are missing {_some(missing)}, "
+            f"{len(unknown)} are not known {_some(unknown)}"
+        )
+    filled = {path for link in found for path, _ in link.leaves}
+    if filled != set(shapes):
+        raise CheckpointError(f"the table leaves out {_some(sorted(set(shapes) ^ filled))}")
+    for link in found:
+        expected, shape = their_shape(link, shapes), files.shape(names[link.name])
+        if tuple(shape) != tuple(expected):
+            raise CheckpointError(f"{names[link.name]}: shape {tuple(shape)}, but config.json implies {expected}")
+
+
+def _some(names: list[str], count: int = 4) -> str:
+    more = f" and {len(names) - count} more" if len(names) > count else ""
+    return f"[{', '.join(names[:count])}{more}]" if names else ""
+
+
+def dump(params: dict, table: Table, stack: Stack) -> Iterator[tuple[str, np.ndarray]]:
+    """Their tensors from our parameters, one at a time, in the table's order."""
+    leaves = flatten(params)
+    for link in links(table, stack):
+        yield link.name, np.ascontiguousarray(to_theirs(link.row, [np.asarray(leaves[p][i]) for p, i in link.leaves]))

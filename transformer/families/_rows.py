@@ -1,0 +1,86 @@
+"""Weight rows that Llama-style checkpoints share, from the spec of a block."""
+
+from transformer import spec as s
+from transformer.checkpoints.table import Row, Table
+
+LAYER = "model.layers.{i}."
+PRE_NORMS = {"attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+
+
+def linear(
+    path: str, name: str, pattern: str, *, bias: bool = False, bias_pattern: str = "o -> o", **sizes: int
+) -> list[Row]:
+    """Rows of a projection: kernel, and bias where there is one."""
+    rows = [Row(paths=(f"{path}/kernel",), name=f"{name}.weight", pattern=pattern, sizes=sizes)]
+    if bias:
+        lengths = {axis: length for axis, length in sizes.items() if axis in bias_pattern}
+        rows.append(Row(paths=(f"{path}/bias",), name=f"{name}.bias", pattern=bias_pattern, sizes=lengths))
+    return rows
+
+
+def same(path: str, name: str) -> Row:
+    """A vector that both keep alike."""
+    return Row(paths=(path,), name=name, pattern="d -> d")
+
+
+def attention(a: s.Attention, prefix: str = LAYER + "self_attn.") -> list[Row]:
+    """q_proj, k_proj, v_proj, o_proj; q_norm and k_norm; sinks."""
+    rows = []
+    for path, name, heads in (
+        ("query", "q_proj", a.num_heads), ("key", "k_proj", a.num_kv_heads), ("value", "v_proj", a.num_kv_heads),
+    ):  # fmt: skip
+        inward = dict(bias=a.qkv_bias, bias_pattern="(n h) -> n h", n=heads)
+        rows += linear(f"attention/{path}", prefix + name, "(n h) d -> d n h", **inward)
+    out = dict(bias=a.out_bias, n=a.num_heads)
+    rows += linear("attention/out", prefix + "o_proj", "d (n h) -> n h d", **out)
+    if a.qk_norm:
+        rows += [same("attention/query_norm/scale", prefix + "q_norm.weight")]
+        rows += [same("attention/key_norm/scale", prefix + "k_norm.weight")]
+    if a.sinks:
+        rows += [same("attention/sinks", prefix + "sinks")]
+    return rows
+
+
+def feed_forward(f: s.FeedForward, path: str = "ffn", prefix: str = LAYER + "mlp.") -> list[Row]:
+    """gate_proj, up_proj, down_proj."""
+    names = ("gate", "up", "down") if f.gated else ("up", "down")
+    return [row for n in names for row in linear(f"{path}/{n}", f"{prefix}{n}_proj", "o i -> i o", bias=f.bias)]
+
+
+def experts(m: s.MoE, prefix: str, gate: str, up: str, down: str) -> list[Row]:
+    """One tensor an expert and projection, stacked in ours."""
+    return [
+        Row(
+            paths=(f"ffn/experts/{ours}_kernel",),
+            name=f"{prefix}{{e}}.{theirs}.weight",
+            pattern="o i -> i o",
+            experts=m.num_experts,
+        )
+        for ours, theirs in (("gate", gate), ("up", up), ("down", down))
+    ]
+
+
+def norms(names: dict[str, str]) -> list[Row]:
+    """The norms of a block, ours to theirs."""
+    return [same(f"{ours}/scale", f"{LAYER}{theirs}.weight") for ours, theirs in names.items()]
+
+
+def around(model: s.Model) -> tuple[Row, ...]:
+    """Token table, final norm and, if it is not tied, the head."""
+    rows = [
+        Row(paths=("embedding/token",), name="model.embed_tokens.weight", pattern="v d -> v d"),
+        same("decoder/final_norm/scale", "model.norm.weight"),
+    ]
+    if not model.head.tied:
+        rows.append(Row(paths=("head/kernel",), name="lm_head.weight", pattern="v d -> v d"))
+    return tuple(rows)
+
+
+# Old checkpoints keep the frequencies of their rotary embedding.
+BUFFERS = (r".*\.rotary_emb\.inv_freq",)
+
+
+def dense_decoder(model: s.Model) -> Table:
+    """The table of a Llama-style model without experts."""
+    layers = (attention(b.mixer) + feed_forward(b.ffn) + norms(PRE_NORMS) for b in model.decoder.layers)
+    return Table(around=around(model), layers=tuple(map(tuple, layers)), ignored=BUFFERS)

@@ -1,0 +1,98 @@
+"""Multi-head latent attention (MLA): keys and values of all heads from one latent vector a token."""
+
+import math
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from transformer import axes as ax
+from transformer import spec
+from transformer.nn.context import Context
+from transformer.nn.parameter import parameter
+from transformer.nn.projection import Norm, Projection, capture, capturing
+from transformer.ops import attention
+from transformer.ops.attention import reference
+from transformer.ops.cache import KVCache, extend
+from transformer.settings import Compute
+from transformer.sharding import constrain
+
+HEADS = (ax.BATCH, ax.LENGTH, ax.ACT_HEADS, None)
+
+
+class LatentAttention(nn.Module):
+    """Self-attention of [B, T, D] through latents (DeepSeek-V2, section 2.1); `gain` as in `Attention`.
+
+    Training expands the latent into keys and values of every head. Over a cache, queries go to the latent space
+    instead and values are expanded after attention: the cache is never expanded.
+    """
+
+    spec: spec.LatentAttention
+    compute: Compute
+    gain: float
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], context: Context, cache: KVCache | None
+    ) -> tuple[Float[Array, "B T D"], KVCache | None]:
+        s, width = self.spec, x.shape[-1]
+        q_nope, q_rope = self._queries(x, context)
+        down = Projection((width,), (s.kv_rank + s.rope_dim,), (ax.EMBED, ax.LATENT_OUT), s.bias, name="kv_down")(x)
+        latent, k_rope = jnp.split(down, [s.kv_rank], axis=-1)
+        latent = Norm(s.latent_norm, name="kv_norm")(latent)
+        k_rope = context.rotate(s.rope, k_rope[:, :, None, :])
+        key_up, value_up = self._up("key_up", s.nope_dim), self._up("value_up", s.v_dim)
+        if cache is not None:
+            kept = jnp.concatenate([latent[:, :, None, :], k_rope], axis=-1)
+            nothing = kept[..., :0]
+            if context.fresh:
+                cache = cache.write(kept, nothing, context.positions)
+            else:
+                cache, (kept, _, positions) = extend(cache, s.mask, kept, nothing, context.positions)
+        if cache is None or context.fresh:
+            y = self._expanded(q_nope, q_rope, latent, k_rope, key_up, value_up, context)
+        else:
+            y = self._absorbed(q_nope, q_rope, kept, positions, key_up, value_up, context)
+        y = constrain(y, HEADS, self.compute.rules)
+        out = (s.num_heads, s.v_dim), (width,), (ax.HEADS, ax.HEAD_DIM, ax.EMBED)
+        y = Projection(*out, bias=s.bias, gain=self.gain, name="out")(y)
+        return constrain(y, (ax.BATCH, ax.LENGTH, ax.ACT_EMBED), self.compute.rules), cache
+
+    def _queries(self, x: Float[Array, "B T D"], context: Context):
+        s, name, axis, bias = self.spec, "query", ax.EMBED, False
+        if s.q_rank is not None:
+            down = Projection(x.shape[-1:], (s.q_rank,), (ax.EMBED, ax.LATENT_OUT), s.bias, name="query_down")
+            x, name, axis = Norm(s.latent_norm, name="query_norm")(down(x)), "query_up", ax.LATENT
+        heads = (s.num_heads, s.nope_dim + s.rope_dim)
+        q = Projection(x.shape[-1:], heads, (axis, ax.HEADS, ax.HEAD_DIM), bias, name=name)(x)
+        q_nope, q_rope = jnp.split(constrain(q, HEADS, self.compute.rules), [s.nope_dim], axis=-1)
+        return q_nope, context.rotate(s.rope, q_rope)
+
+    def _up(self, name: str, dim: int) -> Float[Array, "R N H"]:
+        shape = (self.spec.kv_rank, self.spec.num_heads, dim)
+        init = nn.initializers.truncated_normal(1 / math.sqrt(self.spec.kv_rank))
+        return parameter(self, name, init, shape, (ax.LATENT, ax.HEADS, ax.HEAD_DIM))
+
+    def _expanded(self, q_nope, q_rope, latent, k_rope, key_up, value_up, context: Context):
+        k_nope = jnp.einsum("bsr,rnh->bsnh", latent, key_up.astype(latent.dtype))
+        v = jnp.einsum("bsr,rnh->bsnh", latent, value_up.astype(latent.dtype))
+        k = jnp.concatenate([k_nope, jnp.broadcast_to(k_rope, (*k_nope.shape[:3], k_rope.shape[-1]))], axis=-1)
+        q = jnp.concatenate([q_nope, q_rope], axis=-1)
+        for name, value in (("q", q), ("k", k), ("v", v)):
+            capture(self, name, value)
+        return self._attend(q, k, v, context.positions, context, aligned=True)
+
+    def _absorbed(self, q_nope, q_rope, kept, positions, key_up, value_up, context: Context):
+        """One key head for all queries: [latent | rotary key]; its latent part is the value, too."""
+        q_latent = jnp.einsum("btnh,rnh->btnr", q_nope, key_up.astype(q_nope.dtype))
+        q, kept = jnp.concatenate([q_latent, q_rope], axis=-1), kept.astype(q_nope.dtype)
+        y = self._attend(q, kept, kept[..., : self.spec.kv_rank], positions, context, aligned=False)
+        return jnp.einsum("btnr,rnh->btnh", y, value_up.astype(y.dtype))
+
+    def _attend(self, q, k, v, positions, context: Context, aligned: bool):
+        segments = context.segments
+        where = attention.Where(context.positions, positions, segments, segments)
+        call = attention.Call(self.spec.mask, self.spec.scale, aligned=aligned, block=self.compute.attention_block)
+        if capturing(self):
+            capture(self, "probabilities", reference.probabilities(call, q, k, where))
+        return attention.attend(self.compute.attention, call, q, k, v, where)
