@@ -3,16 +3,22 @@
     python train.py --config configs/llama3.py:mini --workdir runs/mini --config.train.steps=500
 
 Any field of the config can be set on the command line as --config.group.field=value. The same command resumes from
-the newest checkpoint of the workdir.
+the newest checkpoint of the workdir. Fine-tuning starts from published parameters:
+
+    python train.py --init-from HF_DIR --workdir runs/tuned --config.optimizer.peak_lr=3e-5
 """
 
 import argparse
 import logging
 import sys
+from typing import Any
 
 import jax
 from absl import logging as absl_logging
 
+from transformer.checkpoints import source as sources
+from transformer.checkpoints.gguf import PACKAGE
+from transformer.checkpoints.tensors import CheckpointError
 from transformer.checkpoints.workdir import WorkdirError
 from transformer.config import Run, load_config, override, resolve
 from transformer.generation import generate_text
@@ -25,7 +31,7 @@ from transformer.spec import SpecError
 from transformer.tokenizer import Tokenizer
 from transformer.training.loop import train
 
-MISTAKES = (SettingsError, SpecError, ShardingError, WorkdirError)
+MISTAKES = (SettingsError, SpecError, ShardingError, WorkdirError, CheckpointError)
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
@@ -38,6 +44,12 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str
     parser.add_argument(
         "--config", default="configs/llama3.py:mini", help="FILE.py[:size] or FAMILY[:size] (%(default)s)"
     )
+    parser.add_argument(
+        "--init-from",
+        metavar="DIR",
+        help="fine-tune: the model, its parameters and by default its tokenizer come from this Hugging Face "
+        "directory (or training workdir), everything else from the config",
+    )
     parser.add_argument("--workdir", required=True, help="directory of the run: checkpoints, metrics, config")
     parser.add_argument("--quiet", action="store_true", help="print errors only")
     plain, overrides, rest = [], [], iter(arguments)
@@ -48,6 +60,23 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str
         else:
             plain.append(argument)
     return parser.parse_args(plain), overrides
+
+
+def start_from(name: str, values: dict[str, Any], overrides: list[tuple[str, str]]) -> None:
+    """Makes a config that of a fine-tuning run: the model and the tokenizer of the source, and a record of it.
+
+    Raises:
+      SettingsError, CheckpointError, WorkdirError: a source that can't be used, or an override of its model.
+    """
+    for field, text in overrides:
+        if field.partition(".")[0] == "model":
+            raise SettingsError(f"{field}={text!r}: --init-from brings the model; leave it out")
+    if name.startswith(PACKAGE) or name.endswith(".gguf"):
+        command = f"python -m transformer.convert from-gguf {name} OUT"
+        raise SettingsError(f"--init-from {name!r}: convert it first: {command}")
+    source = sources.open_source(name)
+    values["model"], values["init_from"] = sources.model_values(source.spec), sources.record(source)
+    values["data"]["tokenizer"] = source.tokenizer_name()
 
 
 def sampler(run: Run):
@@ -79,6 +108,8 @@ def main(arguments: list[str]) -> int:
     log.setLevel(logging.ERROR if flags.quiet else logging.INFO)
     try:
         values = load_config(flags.config).to_dict()
+        if flags.init_from:
+            start_from(flags.init_from, values, overrides)
         for name, text in overrides:
             override(values, name, text)
         run = resolve(values)

@@ -79,6 +79,11 @@ def hidden_widths(ffn) -> set[int]:
     return {ffn.d_ff}
 
 
+def routes(family: str) -> bool:
+    """True where some layer is a mixture of experts."""
+    return any(isinstance(block.ffn, spec.MoE) for block in tiny_spec(family).decoder.layers)
+
+
 def random_tokens(family: str, rows: int, length: int = LENGTH, seed: int = 0) -> np.ndarray:
     """Token ids [rows, length]."""
     return np.random.default_rng(seed).integers(0, tiny_spec(family).vocab_size, (rows, length), dtype=np.int32)

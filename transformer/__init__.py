@@ -2,10 +2,10 @@
 
 Five names are enough for a notebook, and load only when used: `build` a model from a config or a family name,
 `init` its parameters, `model.apply` it, `load` a workdir, `generate_text`. `from_hf` and `to_hf` read and write
-Hugging Face directories.
+Hugging Face directories, `from_gguf` reads GGUF files.
 """
 
-__all__ = ["build", "from_hf", "generate_text", "init", "load", "to_hf"]
+__all__ = ["build", "from_gguf", "from_hf", "generate_text", "init", "load", "to_hf"]
 
 
 def __getattr__(name: str):

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from transformer import config, families, settings, sharding
 from transformer.checkpoints import hugging_face
+from transformer.checkpoints import source as sources
 from transformer.checkpoints.workdir import Workdir
 from transformer.nn import initial
 from transformer.nn.model import Transformer
@@ -68,9 +69,28 @@ def from_hf(
     Raises:
       CheckpointError, SettingsError: naming the file, field or tensor.
     """
-    model = build(hugging_face.read_spec(hugging_face.read_config(directory)), **{"dtype": dtype, **compute})
+    return read(sources.HuggingFace(directory), dtype=dtype, mesh=mesh, progress=progress, **compute)
+
+
+def from_gguf(file: str | os.PathLike, **options: Any) -> tuple[Transformer, dict]:
+    """(model, dequantised parameters) of a GGUF file, or of the one that "package:NAME" carries; as `from_hf`."""
+    return read(sources.GGUF(file), **options)
+
+
+def read(
+    source: sources.Source,
+    *,
+    dtype: str = "float32",
+    mesh: Mesh | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+    show: bool = False,
+    **compute: Any,
+) -> tuple[Transformer, dict]:
+    """(model, parameters) of an opened source; `show` draws a progress bar on a terminal, the rest as `from_hf`."""
+    model = build(source.spec, **{"dtype": dtype, **compute})
     like = init(model, mesh=mesh or _first_device(), abstract=True)
-    return model, hugging_face.read_params(directory, model.spec, like, dtype, progress)
+    with sources.progress_bar(like, f"reading {source.path.name}", show) as tick:
+        return model, source.read_params(like, dtype, lambda path: (tick(path), progress(path)))
 
 
 def to_hf(model: Transformer, params: dict, directory: str | os.PathLike, **options: Any) -> None:
@@ -136,4 +156,4 @@ def generate_text(
     )
 
 
-__all__ = ["build", "from_hf", "generate_text", "init", "load", "to_hf"]
+__all__ = ["build", "from_gguf", "from_hf", "generate_text", "init", "load", "read", "to_hf"]

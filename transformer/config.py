@@ -64,7 +64,8 @@ def resolve(config: ConfigDict | Mapping[str, Any]) -> Run:
       SettingsError, SpecError: naming the field, its value and the remedy.
     """
     values = config.to_dict() if isinstance(config, ConfigDict) else dict(config)
-    rest = {key: value for key, value in values.items() if key != "model"}
+    # `init_from` tells where the first parameters came from; train.py fills it.
+    rest = {key: value for key, value in values.items() if key not in ("model", "init_from")}
     if "model" not in values:
         raise SettingsError("model: required; a config page's get_config fills it")
     spec, settings = families.build_spec(values["model"]), from_mapping(Settings, rest)

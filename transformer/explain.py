@@ -257,36 +257,42 @@ def _plain(value: Any) -> Any:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer.explain",
-        description="Print a model block by block, with its parameters, KV cache and FLOPs. Nothing is allocated.",
-    )
-    parser.add_argument("--config", required=True, help="a config page and a size: configs/llama3.py:8b or llama3:8b")
+    parser = argparse.ArgumentParser(prog="python -m transformer.explain", description=__doc__.split(":")[0] + ".")
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--config", help="a config page and a size: configs/llama3.py:8b or llama3:8b")
+    model.add_argument("--hf", metavar="DIR", help="a Hugging Face directory; only its config.json is read")
+    model.add_argument("--workdir", help="what train.py or convert wrote")
     parser.add_argument("--seq-len", type=int, help="tokens a row for the FLOPs (default: the model's max_length)")
     parser.add_argument("--json", action="store_true", help="print the same as JSON")
     return parser.parse_args(argv)
+
+
+def _load(arguments: argparse.Namespace) -> spec.Model:
+    if arguments.config:
+        return config.resolve(config.load_config(arguments.config)).spec
+    from transformer.checkpoints import source  # here, so that a config page does not wait for JAX
+
+    return source.HuggingFace(arguments.hf).spec if arguments.hf else source.TrainedRun(arguments.workdir).spec
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status: 0, or 2 after one line on stderr."""
     arguments = _arguments(argv)
     try:
-        model = config.resolve(config.load_config(arguments.config)).spec
-        seq_len = model.max_length if arguments.seq_len is None else arguments.seq_len
-        limit = model.length_limit
-        if seq_len < 1 or (limit is not None and seq_len > limit):
-            most = f"at most {limit}, where the learned positions end" if limit and seq_len > limit else "at least 1"
+        model = _load(arguments)
+        seq_len, limit = model.max_length if arguments.seq_len is None else arguments.seq_len, model.length_limit
+        if not 1 <= seq_len <= (limit or seq_len):
+            most = f"at most {limit}, where the learned positions end" if seq_len >= 1 else "at least 1"
             raise SettingsError(f"--seq-len={seq_len}: use {most}")
-    except (SettingsError, spec.SpecError) as error:
+    except ValueError as error:  # SettingsError, SpecError, CheckpointError, WorkdirError
         print(f"error: {error}", file=sys.stderr)
         return 2
     if arguments.json:
-        print(json.dumps({"config": arguments.config, **describe(model, seq_len)}, indent=2))
-        return 0
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PIPE_WIDTH)
-    console.print(render(model, seq_len), highlight=False)
+        given = arguments.config or arguments.hf or arguments.workdir
+        print(json.dumps({"config": given, **describe(model, seq_len)}, indent=2))
+    else:
+        console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+        console.print(render(model, seq_len), highlight=False)
     return 0
 
 

@@ -28,6 +28,7 @@ class Tokenizer(Protocol):
     bos_id: int | None
     eos_id: int | None
     pad_id: int | None
+    end_ids: tuple[int, ...]  # any of them ends a generated text
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -52,6 +53,7 @@ class ByteTokenizer:
 
     vocab_size = 259
     pad_id, bos_id, eos_id = 0, 1, 2
+    end_ids = (2,)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -77,11 +79,15 @@ class HFTokenizer:
 
     Special tokens spelled out in a text become their ids, as in Hugging Face.
 
+    Args:
+      published: it belongs to a published checkpoint: a text begins with BOS only if the file itself puts it there,
+        and ends at every `eos_token_id` of the generation_config.json (or config.json) beside it.
+
     Raises:
       SettingsError: the file is missing or no tokenizer.json, or a special token that the config names is not in it.
     """
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, published: bool = False):
         path = Path(path)
         try:
             content = path.read_bytes()
@@ -104,6 +110,10 @@ class HFTokenizer:
         self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         specials = _special_ids(self._tokenizer, path)
         self.bos_id, self.eos_id, self.pad_id = specials["bos"], specials["eos"], specials["pad"]
+        ends = () if self.eos_id is None else (self.eos_id,)
+        self.end_ids = (_published_ends(path) or ends) if published else ends
+        if published and self._tokenizer.encode("a").ids[:1] != [self.bos_id]:
+            self.bos_id = None
         self._sha256 = hashlib.sha256(content).hexdigest()
 
     @property
@@ -170,8 +180,10 @@ class StreamDecoder:
             self._ids, self._shown = context, len(shown)
 
 
-def load_tokenizer(name_or_path: str | Path) -> Tokenizer:
+def load_tokenizer(name_or_path: str | Path, published: bool = False) -> Tokenizer:
     """The tokenizer "bytes", or that of a Hugging Face tokenizer.json or of the directory that holds one.
+
+    `published` as in `HFTokenizer`.
 
     Raises:
       SettingsError: there is no such file, or it is not a tokenizer.json.
@@ -179,20 +191,13 @@ def load_tokenizer(name_or_path: str | Path) -> Tokenizer:
     if name_or_path == "bytes":
         return ByteTokenizer()
     path = Path(name_or_path)
-    return HFTokenizer(path / "tokenizer.json" if path.is_dir() else path)
+    return HFTokenizer(path / "tokenizer.json" if path.is_dir() else path, published)
 
 
 def _special_ids(tokenizer: tokenizers.Tokenizer, path: Path) -> dict[str, int | None]:
     """Ids of bos, eos and pad: what tokenizer_config.json says, else the first common name among the added tokens."""
     config_path = path.with_name("tokenizer_config.json")
-    config = {}
-    if config_path.exists():
-        try:
-            config = json.loads(config_path.read_bytes())
-        except ValueError as error:
-            raise SettingsError(
-                f"data.tokenizer={str(path)!r}: {config_path} is not JSON ({error}); mend or remove it"
-            ) from error
+    config = _json_beside(path, config_path.name)
     added = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
     ids: dict[str, int | None] = {}
     for role, names in _COMMON_SPECIALS.items():
@@ -208,3 +213,29 @@ def _special_ids(tokenizer: tokenizers.Tokenizer, path: Path) -> dict[str, int |
                 "vocabulary; add it to tokenizer.json or remove it from the config"
             )
     return ids
+
+
+def _published_ends(path: Path) -> tuple[int, ...]:
+    """The `eos_token_id`, one or several, of the generation_config.json beside the file, else of its config.json."""
+    for name in ("generation_config.json", "config.json"):
+        found = _json_beside(path, name).get("eos_token_id")
+        if found is not None:
+            ids = found if isinstance(found, list) else [found]
+            if not ids or not all(type(i) is int for i in ids):
+                raise SettingsError(f"{path.with_name(name)}: eos_token_id={found!r}: expected token ids; mend it")
+            return tuple(ids)
+    return ()
+
+
+def _json_beside(path: Path, name: str) -> dict[str, Any]:
+    """The JSON object of a file in the same directory; empty where there is none."""
+    file = path.with_name(name)
+    if not file.exists():
+        return {}
+    try:
+        values = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise SettingsError(f"data.tokenizer={str(path)!r}: {file} is not JSON ({error}); mend or remove it") from error
+    if not isinstance(values, dict):
+        raise SettingsError(f"data.tokenizer={str(path)!r}: {file} is not a JSON object; mend or remove it")
+    return values

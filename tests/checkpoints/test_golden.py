@@ -26,6 +26,14 @@ ROUTER = ("logits", "index", "weight")
 NEW = golden.expected(golden.CASES[0])["gen_tokens"].shape[1]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def quick_compiles():
+    """Two thirds of the compile time; the arithmetic is the same."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 class Result(NamedTuple):
     """Logits [B, T, V], hidden states [L + 1, B, T, D] as `transformers` counts them, and each layer's `ROUTER`."""
 
@@ -43,9 +51,7 @@ def program(model: Transformer):
         return x, net.logits(x)
 
     def run(params, tokens, positions) -> Result:
-        (last, logits), state = model.apply(
-            {"params": params}, tokens, positions, method=both, mutable="intermediates"
-        )
+        (last, logits), state = model.apply({"params": params}, tokens, positions, method=both, mutable="intermediates")
         inner = state["intermediates"]
         layers = common.layers(model.spec.decoder, inner["decoder"])
         # Theirs end with the normed one in place of the last residual.

@@ -102,4 +102,5 @@ def test_fresh_prefill_equals_prefill_from_the_cache_and_leaves_the_same_cache(f
     for a, b in zip(*(jax.tree.leaves(c, is_leaf=is_layer) for c in (cache, want_cache)), strict=True):
         np.testing.assert_array_equal(a.positions, b.positions)
         assert_close(np.asarray(a.keys), np.asarray(b.keys), "cached keys")
-        assert_close(np.asarray(a.values), np.asarray(b.values), "cached values")
+        if a.values.size:  # a latent layer makes its values from its keys
+            assert_close(np.asarray(a.values), np.asarray(b.values), "cached values")

@@ -164,7 +164,7 @@ def test_a_prompt_begins_with_one_bos(monkeypatch, metaspace):
     complete(None, None, ByteTokenizer(), ["ab", ""])
     assert given == [[1, 100, 101], [1]]
     given.clear()
-    spelled = SimpleNamespace(bos_id=7, eos_id=None, encode=lambda t: [7, 8], decode=lambda ids: "")
+    spelled = SimpleNamespace(bos_id=7, end_ids=(), encode=lambda t: [7, 8], decode=lambda ids: "")
     complete(None, None, spelled, ["<s>x"])
     assert given == [[7, 8]], "a BOS in the prompt's own text was doubled"
     given.clear()

@@ -114,7 +114,7 @@ def test_decay_spares_what_maps_no_features(family):
     model = Transformer(a_run(family).spec)
     for path, decayed in jax.tree_util.tree_leaves_with_path(decay_mask(model)):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        matrix = name.endswith("kernel") or name == "embedding/token"
+        matrix = name.endswith(("kernel", "key_up", "value_up")) or name == "embedding/token"
         assert decayed == matrix, name
 
 

@@ -15,6 +15,7 @@ from transformer import families, spec
 from transformer.checkpoints import weights
 from transformer.checkpoints.tensors import CheckpointError, TensorFiles, block_of
 from transformer.families import _hf
+from transformer.settings import SettingsError, check, from_mapping
 
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
@@ -36,7 +37,7 @@ def read_config(directory: str | os.PathLike) -> dict[str, Any]:
         values = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"{file}: can't be read ({error.strerror}); give a Hugging Face directory") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: not JSON ({error})") from None
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
         raise CheckpointError(f"{file}: has no model_type; give the config of a model")
@@ -51,9 +52,17 @@ def read_spec(config: Mapping[str, Any]) -> spec.Model:
     """
     name = families.of_model_type(config["model_type"])
     reader = _hf.HFConfig(config)
-    dims = families.get(name).from_hf(reader)
-    reader.finish()
-    return families.make(name, dims)
+    try:
+        dims = families.get(name).from_hf(reader)
+        reader.finish()
+        # Every dimension has the type that the family declares, before anything is computed from it.
+        dims = from_mapping(type(dims), vars(dims), "config.json: ")
+        check(dims.num_layers <= _hf.MAX_LAYERS, "config.json: num_layers", dims.num_layers, "no model is that deep")
+        return families.make(name, dims)
+    except (SettingsError, spec.SpecError):
+        raise
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, MemoryError) as error:
+        raise SettingsError(f"config.json: a field of {name} has a value that can't be used ({error!r})") from None
 
 
 def read_params(

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 log = logging.getLogger(__name__)
 
 FP8 = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
+FLOATS = {"F64", "F32", "F16", "BF16", *FP8}
 # Values of the sixteen codes of a 4-bit float (OCP Microscaling Formats v1.0, E2M1).
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
@@ -47,6 +49,10 @@ class TensorFiles:
         hidden = {f"{name}_scale_inv" for name in self._fp8}
         hidden |= {f"{name}_{part}" for name in self._fp4 for part in ("blocks", "scales")}
         self.names = frozenset((stored - hidden) | self._fp4)
+        for name in sorted(self._fp8):
+            check_fp8(self._shape(name), self._shape(f"{name}_scale_inv"), self._block, name)
+        for name in sorted(self._fp4):
+            check_fp4(self._shape(f"{name}_blocks"), self._shape(f"{name}_scales"), name)
 
     def _find(self) -> dict[str, Path]:
         """Tensor name to file, from the index or the one file there is."""
@@ -64,9 +70,9 @@ class TensorFiles:
 
     def _from_index(self, index: Path) -> dict[str, Path]:
         try:
-            weight_map = json.loads(index.read_text())["weight_map"]
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
             pairs = [(str(name), str(file)) for name, file in weight_map.items()]
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{index}: not a safetensors index ({error!r})") from None
         where, root = {}, self._directory.resolve()
         for name, file in pairs:
@@ -84,7 +90,7 @@ class TensorFiles:
 
     def _open(self, path: Path):
         if path not in self._files:
-            if not path.is_file():
+            if not os.path.isfile(path):  # also of names that no file system takes
                 raise CheckpointError(f"{path}: missing; download the checkpoint again")
             try:
                 self._files[path] = safe_open(path, framework="numpy")
@@ -100,6 +106,17 @@ class TensorFiles:
         if name in self._fp4:
             *lead, blocks, half = self._slice(f"{name}_blocks").get_shape()
             return (*lead[:-1], blocks * half * 2, lead[-1])
+        return self._shape(name)
+
+    def check_kind(self, name: str) -> None:
+        """Raises `CheckpointError` unless the tensor holds numbers that can be weights; nothing is read."""
+        parts = (f"{name}_blocks", f"{name}_scales") if name in self._fp4 else (name,)
+        for part in parts:
+            kind = self._slice(part).get_dtype()
+            if kind not in ({"U8"} if name in self._fp4 else FLOATS):
+                raise CheckpointError(f"{part}: is stored as {kind}, which can't be weights")
+
+    def _shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._slice(name).get_shape())
 
     def read(self, name: str) -> np.ndarray:
@@ -134,11 +151,22 @@ def _read_raw(path: Path, name: str, dtype) -> np.ndarray:
         return np.frombuffer(file.read(end - begin), dtype).reshape(entry["shape"])
 
 
+def check_fp8(shape: tuple[int, ...], scale: tuple[int, ...], block: tuple[int, int], name: str) -> None:
+    """Raises `CheckpointError` unless there is a scale for every block of a matrix."""
+    expected = tuple(math.ceil(size / step) for size, step in zip(shape, block, strict=False))
+    if len(shape) != 2 or scale != expected:
+        raise CheckpointError(f"{name}: {shape} in blocks of {block} needs scales {expected}, not {scale}")
+
+
+def check_fp4(blocks: tuple[int, ...], scales: tuple[int, ...], name: str) -> None:
+    """Raises `CheckpointError` unless there is a scale for every group of a layer's experts."""
+    if len(blocks) != 4 or blocks[:-1] != scales:
+        raise CheckpointError(f"{name}: blocks {blocks} need scales {blocks[:-1]}, not {scales}")
+
+
 def dequantize_fp8(x: np.ndarray, scale: np.ndarray, block: tuple[int, int], name: str = "tensor") -> np.ndarray:
     """x · scale by blocks of rows and columns, the last ones ragged (deepseek-ai/DeepSeek-V3, inference/kernel.py)."""
-    expected = tuple(math.ceil(size / step) for size, step in zip(x.shape, block, strict=True))
-    if scale.shape != expected:
-        raise CheckpointError(f"{name}: {x.shape} in blocks of {block} needs scales {expected}, not {scale.shape}")
+    check_fp8(x.shape, scale.shape, block, name)
     scale = np.repeat(np.repeat(scale, block[0], 0), block[1], 1)[: x.shape[0], : x.shape[1]]
     return x.astype(np.float32) * scale.astype(np.float32)
 
@@ -160,8 +188,15 @@ def block_of(config: Mapping[str, Any]) -> tuple[int, int]:
       CheckpointError: a quantisation that is not implemented.
     """
     values = config.get("quantization_config") or {}
+    if not isinstance(values, Mapping):
+        raise CheckpointError(f"config.json: quantization_config={values!r}: expected a group of fields")
     method = values.get("quant_method")
     if method not in (None, "fp8", "mxfp4"):
         raise CheckpointError(f"config.json: quantization_config.quant_method={method!r} is not implemented")
-    rows, columns = values.get("weight_block_size") or (128, 128)
-    return rows, columns
+    match values.get("weight_block_size"):
+        case None:
+            return 128, 128
+        case [int(rows), int(columns)] if rows >= 1 and columns >= 1:
+            return rows, columns
+        case other:
+            raise CheckpointError(f"config.json: quantization_config.weight_block_size={other!r}: expected two sizes")

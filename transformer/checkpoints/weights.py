@@ -136,6 +136,7 @@ def _check(files: TensorFiles, table: Table, found: list[Link], names: dict, sha
     if filled != set(shapes):
         raise CheckpointError(f"the table leaves out {_some(sorted(set(shapes) ^ filled))}")
     for link in found:
+        files.check_kind(names[link.name])
         expected, shape = their_shape(link, shapes), files.shape(names[link.name])
         if tuple(shape) != tuple(expected):
             raise CheckpointError(f"{names[link.name]}: shape {tuple(shape)}, but config.json implies {expected}")

@@ -1,7 +1,7 @@
 """The directory of a run: its config, its tokenizer, its checkpoints.
 
 config.json              the resolved config, written once
-tokenizer.json           a copy of the Hugging Face tokenizer file, where the run uses one
+tokenizer.json           a copy of the Hugging Face tokenizer file, where the run uses one, and of what lies beside it
 checkpoints/STEP/        state (arrays), data (the reader's position), identity (what the tokenizer is)
 metrics.jsonl, tensorboard/
 """
@@ -22,6 +22,10 @@ from transformer.tokenizer import Tokenizer, load_tokenizer
 # Fields that a resumed run may change: they alter where and how often things happen, or rounding, not the run.
 FREE = ("mesh.", "train.log_every", "train.eval_", "train.checkpoint_every", "train.keep_", "train.sample_",
         "compute.attention", "compute.remat", "compute.unroll", "compute.loss_chunk", "compute.rules")  # fmt: skip
+
+
+# Files beside a tokenizer.json that say how its texts begin, end and take turns.
+BESIDE = ("tokenizer_config.json", "generation_config.json", "chat_template.jinja", "special_tokens_map.json")
 
 
 class WorkdirError(ValueError):
@@ -84,15 +88,16 @@ class Workdir:
         """Copies a tokenizer file beside the run, so that the workdir is complete in itself."""
         source = Path(name_or_path)
         if name_or_path != "bytes" and jax.process_index() == 0:
-            for file in (source, source.with_name("tokenizer_config.json")):
+            for file in (source, *map(source.with_name, BESIDE)):
                 if file.is_file() and not (self.path / file.name).exists():
                     shutil.copyfile(file, self.path / f"{file.name}.partial")
                     os.replace(self.path / f"{file.name}.partial", self.path / file.name)
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the run was trained with."""
-        name = self.read_config()["data"]["tokenizer"]
-        return load_tokenizer(name if name == "bytes" else self.path / Path(name).name)
+        config = self.read_config()
+        name = config["data"]["tokenizer"]
+        return load_tokenizer(name if name == "bytes" else self.path / Path(name).name, "init_from" in config)
 
     @property
     def manager(self) -> ocp.CheckpointManager:

@@ -20,6 +20,10 @@ HARMLESS = frozenset({
 })  # fmt: skip
 
 
+# More than any model has; a damaged number would otherwise fill the memory with layers.
+MAX_LAYERS = 10_000
+
+
 class HFConfig:
     """A config being read: every field is taken once, expected to be a value, or harmless."""
 
@@ -50,6 +54,26 @@ class HFConfig:
         if found not in values:
             raise SettingsError(f"config.json: {name}={found!r} is not implemented; expected {values[0]!r}")
 
+    def count(self, name: str, *default: Any) -> int:
+        """A field that is a whole number, at least 1.
+
+        Raises:
+          SettingsError: it is missing or something else.
+        """
+        value = self.take(name, *default)
+        self.require(type(value) is int and value >= 1, name, value, "expected a whole number, at least 1")
+        return value
+
+    def number(self, name: str) -> float:
+        """A field that is a number.
+
+        Raises:
+          SettingsError: it is missing or something else.
+        """
+        value = self.take(name)
+        self.require(type(value) in (int, float), name, value, "expected a number")
+        return float(value)
+
     def require(self, condition: bool, name: str, value: Any, remedy: str) -> None:
         """Raises `SettingsError` about a field unless the condition holds."""
         if not condition:
@@ -59,7 +83,9 @@ class HFConfig:
         """(theta, scaling) from either spelling: `rope_parameters`, or `rope_theta` and `rope_scaling`."""
         self._read |= {"rope_parameters", "rope_theta", "rope_scaling"}
         given = self._values.get("rope_parameters")
-        scaling = dict(given if given is not None else self._values.get("rope_scaling") or {})
+        found = given if given is not None else self._values.get("rope_scaling") or {}
+        self.require(isinstance(found, Mapping), "rope_scaling", found, "expected a group of fields")
+        scaling = dict(found)
         base = scaling.pop("rope_theta", self._values.get("rope_theta", theta))
         if base is None:
             raise SettingsError("config.json: rope_theta is missing; this family's checkpoints state it")
@@ -79,10 +105,10 @@ class HFConfig:
             case "default":
                 found = None
             case "linear":
-                found = s.LinearScaling(factor=float(values.pop("factor")))
+                found = s.LinearScaling(factor=_float(values, "factor"))
             case "llama3":
                 names = ("factor", "low_freq_factor", "high_freq_factor")
-                found = s.PiecewiseScaling(original_max_length=original, **{n: float(values.pop(n)) for n in names})
+                found = s.PiecewiseScaling(original_max_length=original, **{n: _float(values, n) for n in names})
             case "yarn":
                 found = _yarn(values, original)
             case _:
@@ -103,12 +129,23 @@ class HFConfig:
             raise SettingsError(f"config.json: fields that are not implemented: {rest}; remove them if they are unused")
 
 
+def _float(values: dict[str, Any], name: str) -> float:
+    """Takes a number out of a scaling.
+
+    Raises:
+      SettingsError: it isn't there or is no number.
+    """
+    if type(value := values.pop(name, None)) not in (int, float):
+        raise SettingsError(f"config.json: rope_scaling.{name}={value!r}: expected a number")
+    return float(value)
+
+
 def _yarn(values: dict[str, Any], original: int) -> s.YarnScaling:
     optional = {n: values.pop(n) for n in ("attention_factor", "mscale", "mscale_all_dim") if values.get(n) is not None}
     for name in ("attention_factor", "mscale", "mscale_all_dim"):
         values.pop(name, None)
     return s.YarnScaling(
-        factor=float(values.pop("factor")),
+        factor=_float(values, "factor"),
         beta_fast=float(values.pop("beta_fast", None) or 32.0),
         beta_slow=float(values.pop("beta_slow", None) or 1.0),
         truncate=bool(values.pop("truncate", True)),
@@ -154,12 +191,17 @@ NAMES = {
 
 def decoder_dims(c: HFConfig) -> dict[str, Any]:
     """The dimensions in `NAMES`, and head_dim: hidden_size / num_attention_heads where it is absent or null."""
-    heads = c.take("num_attention_heads")
-    kv_heads = c.take("num_key_value_heads", heads)
-    found = {ours: c.take(theirs) for ours, theirs in NAMES.items() if ours != "num_kv_heads"}
-    found["norm_eps"] = float(found["norm_eps"])
-    head_dim = c.take("head_dim", None) or c.take("hidden_size") // heads
-    return {**found, "num_kv_heads": heads if kv_heads is None else kv_heads, "head_dim": head_dim}
+    found = {ours: c.count(theirs) for ours, theirs in NAMES.items() if ours not in ("num_kv_heads", "norm_eps")}
+    c.require(found["num_layers"] <= MAX_LAYERS, "num_hidden_layers", found["num_layers"], "no model is that deep")
+    heads, kv_heads = found["num_heads"], c.take("num_key_value_heads", None)
+    head_dim = c.take("head_dim", None) or found["d_model"] // heads
+    c.require(type(head_dim) is int and head_dim >= 1, "head_dim", head_dim, "expected a whole number, at least 1")
+    return {
+        **found,
+        "num_kv_heads": heads if kv_heads is None else c.count("num_key_value_heads"),
+        "head_dim": head_dim,
+        "norm_eps": c.number("rms_norm_eps"),
+    }
 
 
 def decoder_fields(dims) -> dict[str, Any]:

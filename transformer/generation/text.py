@@ -51,10 +51,12 @@ def complete(
     seed: int | Sequence[int] = 0,
     stop: Sequence[str] = (),
     stream: Stream | None = None,
+    bos: bool = True,
 ) -> list[Text]:
-    """Continues each prompt until the tokenizer's end token, a stop string or `max_new_tokens` tokens.
+    """Continues each prompt until one of the tokenizer's end tokens, a stop string or `max_new_tokens` tokens.
 
-    A prompt begins with the tokenizer's BOS, as documents do in training. Text ends before the stop string that is
+    A prompt begins with the tokenizer's BOS, as documents do in training, unless `bos` is False: a chat template
+    writes its own. Text ends before the stop string that is
     completed first; `stream` is handed exactly the returned text, piece by piece, and no part of a stop string.
 
     Raises:
@@ -63,7 +65,7 @@ def complete(
     for name, value in (("prompts", prompts), ("stop", stop)):
         check(not isinstance(value, str), name, value, "expected a sequence of strings")
     check(all(stop), "stop", stop, "an empty string stops everything; leave it out")
-    ids = [_prompt_ids(tokenizer, i, prompt) for i, prompt in enumerate(prompts)]
+    ids = [_prompt_ids(tokenizer, i, prompt, bos) for i, prompt in enumerate(prompts)]
     writers = [_Writer(tokenizer, i, prompt, stop, stream) for i, prompt in enumerate(ids)]
     completions = generate(
         model,
@@ -72,7 +74,7 @@ def complete(
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         seed=seed,
-        eos_ids=() if tokenizer.eos_id is None else (tokenizer.eos_id,),
+        eos_ids=tokenizer.end_ids,
         # Nobody to tell: then the device need not pause to be read.
         on_token=(lambda row, token: writers[row].add(token)) if stop or stream else None,
     )
@@ -161,8 +163,8 @@ class _Writer:
             self._stream(self._index, text)
 
 
-def _prompt_ids(tokenizer: Tokenizer, i: int, prompt: str) -> list[int]:
-    ids, bos = list(tokenizer.encode(prompt)), tokenizer.bos_id
+def _prompt_ids(tokenizer: Tokenizer, i: int, prompt: str, add_bos: bool = True) -> list[int]:
+    ids, bos = list(tokenizer.encode(prompt)), tokenizer.bos_id if add_bos else None
     # A prompt that spells out its BOS has it already.
     if bos is not None and ids[:1] != [bos]:
         ids = [bos, *ids]

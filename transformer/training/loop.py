@@ -11,13 +11,14 @@ import jax
 import numpy as np
 
 from transformer import sharding
-from transformer.checkpoints.workdir import Workdir
+from transformer.checkpoints import source as sources
+from transformer.checkpoints.workdir import Workdir, WorkdirError
 from transformer.config import Run
 from transformer.nn.model import Transformer
 from transformer.tokenizer import Tokenizer, load_tokenizer
 from transformer.training import data, metrics
 from transformer.training.optimizer import make_optimizer
-from transformer.training.state import TrainState, abstract_state, init_state
+from transformer.training.state import TrainState, abstract_state, init_state, state_of
 from transformer.training.step import Batch, compile_train_step, make_eval_step, means
 
 Sampler = Callable[[Transformer, dict, Tokenizer], str]
@@ -62,7 +63,8 @@ class _Loop:
         self.mesh = sharding.make_mesh(settings.mesh)
         sharding.check_batch(settings.data.batch_size // settings.train.accumulate, self.mesh, settings.compute.rules)
         self.model = Transformer(run.spec, settings.compute)
-        self.tokenizer = load_tokenizer(settings.data.tokenizer)
+        self.source = run.values.get("init_from")
+        self.tokenizer = load_tokenizer(settings.data.tokenizer, published=self.source is not None)
         data.check_vocabulary(self.tokenizer, run.spec.vocab_size)
         self.optimizer = make_optimizer(self.model, settings)
         self.like = abstract_state(self.model, self.optimizer, self.mesh)
@@ -70,6 +72,11 @@ class _Loop:
         self.batches = data.train_iterator(settings.data, self.tokenizer, *processes)
         self.held_out = data.validation_batches(settings.data, self.tokenizer, settings.train.eval_batches, *processes)
         self.workdir = Workdir(workdir, settings.train.keep_checkpoints)
+        if self.workdir.latest_step() == 0:
+            raise WorkdirError(
+                f"workdir={str(self.workdir.path)!r}: holds converted parameters and no run; give it as --init-from, "
+                "with a new --workdir"
+            )
         self.workdir.open_config(run.values)
         self.workdir.keep_tokenizer(settings.data.tokenizer)
         self.flops_per_token, self.sampler = flops_per_token, sampler
@@ -83,7 +90,8 @@ class _Loop:
         step, steps = int(state.step), self.settings.train.steps
         self.progress = metrics.ProgressLine(step, steps, self.quiet)
         self.log = metrics.MetricsLog(self.workdir.path, step, step == steps) if jax.process_index() == 0 else None
-        self.progress.say(f"{self._headline()}; {f'resumed at step {step}' if step else 'from scratch'}")
+        start = f"from {self.source['path']}" if self.source else "from scratch"
+        self.progress.say(f"{self._headline()}; {f'resumed at step {step}' if step else start}")
         self.peak = metrics.peak_flops(self.settings.compute.dtype) if self.flops_per_token else None
         try:
             with jax.set_mesh(self.mesh), self._signals():
@@ -113,10 +121,18 @@ class _Loop:
     def _initial_state(self) -> TrainState:
         step = self.workdir.latest_step()
         if step is None:
-            return init_state(self.model, self.optimizer, self.settings.seed, self.mesh)
+            return self._first_state()
         state, position = self.workdir.restore(step, self.like, self.tokenizer.identity)
         self.batches.set_state(position)
         return state
+
+    def _first_state(self) -> TrainState:
+        if self.source is None:
+            return init_state(self.model, self.optimizer, self.settings.seed, self.mesh)
+        source, like = sources.open_source(self.source["path"]), self.like.params
+        with sources.progress_bar(like, f"reading {source.path.name}", not self.quiet) as tick:
+            params = source.read_params(like, "float32", tick)
+        return state_of(params, self.model, self.optimizer, self.mesh)
 
     def _steps(self, state: TrainState, step: int, steps: int) -> tuple[TrainState, int, dict[str, float]]:
         train, train_step = self.settings.train, compile_train_step(self.model, self.settings)

@@ -51,3 +51,14 @@ def init_state(model: Transformer, optimizer: optax.GradientTransformation, seed
     with jax.set_mesh(mesh):
         init = jax.jit(lambda key: _initial(model, optimizer, key), out_shardings=places)
         return init(jax.random.key(seed))
+
+
+def state_of(params: dict, model: Transformer, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """The state at step 0 with parameters that exist, in their shards; they are used up."""
+
+    def start(params: dict) -> TrainState:
+        return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
+
+    places = state_shardings(model, optimizer, mesh)
+    with jax.set_mesh(mesh):
+        return jax.jit(start, out_shardings=places, donate_argnums=0)(params)
