@@ -94,6 +94,9 @@ class GGUFFile:
         """Shape of a tensor; nothing is read."""
         return tuple(int(size) for size in reversed(self._tensors[name].shape))
 
+    def check_kind(self, name: str) -> None:
+        """Nothing to refuse before reading: `read` names a quantisation that can't be undone."""
+
     def read(self, name: str) -> np.ndarray:
         """One tensor, dequantised: float16 as stored, all else as float32.
 

@@ -117,7 +117,8 @@ def fields(dims) -> dict[str, Any]:
         **_hf.decoder_fields(dims),
         "hidden_activation": "gelu_pytorch_tanh",
         "sliding_window": dims.window,
-        "query_pre_attn_scalar": dims.query_scale,
+        # An integer to those who read it.
+        "query_pre_attn_scalar": int(dims.query_scale) if dims.query_scale.is_integer() else dims.query_scale,
         "attention_bias": False,
         "tie_word_embeddings": True,
     }
