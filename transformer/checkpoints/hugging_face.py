@@ -133,7 +133,9 @@ def _write_tensors(directory: Path, tensors: Iterator, dtype: np.dtype | None, s
     def flush():
         nonlocal shard, held, shards
         shards += 1
-        save_file(shard, directory / f"shard-{shards}.safetensors", metadata={"format": "pt"})
+        file = directory / f"shard-{shards}.safetensors"
+        save_file(shard, file, metadata={"format": "pt"})
+        file.chmod(0o644)  # the library leaves it to its owner alone
         where.update(dict.fromkeys(shard, shards))
         shard, held = {}, 0
 
