@@ -115,6 +115,8 @@ def main(arguments: list[str]) -> int:
         run = resolve(values)
         flops = flops_per_token(run.spec, run.settings.data.seq_len, training=True).total
         result = train(run, flags.workdir, flops_per_token=flops, sampler=sampler(run), quiet=flags.quiet)
+    except KeyboardInterrupt:
+        return 130
     except MISTAKES as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -52,7 +52,7 @@ def test_lists_stand_for_tuples():
         ("compute.unroll", None, "compute.unroll=None: expected int, got NoneType"),
         ("optimizer.peak_lr", True, "optimizer.peak_lr=True: expected float, got bool"),
         ("optimizer.peak_lr", "1e-3", "optimizer.peak_lr='1e-3': expected float, got str"),
-        ("data.paths", "a.txt", "data.paths='a.txt': expected a list"),
+        ("data.paths", "a.txt", "data.paths='a.txt': expected a list; write (\"a.txt\",) for one item"),
         ("train.sample_prompts", ["a", 1], "train.sample_prompts[1]=1: expected str, got int"),
         ("data", 3, "data=3: expected a group of fields"),
     ],

@@ -36,9 +36,12 @@ def load_config(reference: str) -> ConfigDict:
     if not hasattr(page, "get_config"):
         raise SettingsError(f"config={reference!r}: {page.__file__} has no get_config(size)")
     try:
-        return page.get_config(*([size] if size else []))
-    except ValueError as error:
+        found = page.get_config(*([size] if size else []))
+    except (ValueError, TypeError) as error:
         raise SettingsError(f"config={reference!r}: {error}") from None
+    if not isinstance(found, ConfigDict):
+        raise SettingsError(f"config={reference!r}: get_config gives {type(found).__name__}, expected a ConfigDict")
+    return found
 
 
 def _page_at(path: str):
@@ -46,7 +49,10 @@ def _page_at(path: str):
         raise SettingsError(f"config={path!r}: no such file; give a page such as configs/llama3.py:mini")
     loader = importlib.util.spec_from_file_location("_config_page", path)
     page = importlib.util.module_from_spec(loader)
-    loader.loader.exec_module(page)
+    try:
+        loader.loader.exec_module(page)
+    except Exception as error:  # whatever a page of the user's own may raise
+        raise SettingsError(f"config={path!r}: can't be run ({type(error).__name__}: {error})") from error
     return page
 
 

@@ -6,6 +6,7 @@ Every field takes effect or is refused with a message that names the field, the 
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -95,13 +96,13 @@ class Optimizer:
     clip_norm: float = 1.0
 
     def __post_init__(self):
-        check(self.peak_lr > 0, "optimizer.peak_lr", self.peak_lr, "use a positive learning rate")
+        check(0 < self.peak_lr < math.inf, "optimizer.peak_lr", self.peak_lr, "use a positive, finite learning rate")
         check(0 <= self.end_lr_fraction <= 1, "optimizer.end_lr_fraction", self.end_lr_fraction, "use 0 to 1")
         check(self.warmup_steps >= 0, "optimizer.warmup_steps", self.warmup_steps, "use 0 or more steps")
         check(0 <= self.b1 < 1, "optimizer.b1", self.b1, "use a value in [0, 1)")
         check(0 <= self.b2 < 1, "optimizer.b2", self.b2, "use a value in [0, 1)")
-        check(self.eps > 0, "optimizer.eps", self.eps, "use a positive epsilon")
-        check(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "use 0 or more")
+        check(0 < self.eps < math.inf, "optimizer.eps", self.eps, "use a positive, finite epsilon")
+        check(0 <= self.weight_decay < math.inf, "optimizer.weight_decay", self.weight_decay, "use 0 or more")
         check(self.clip_norm > 0, "optimizer.clip_norm", self.clip_norm, "use a positive norm (inf: no clipping)")
 
 
@@ -126,6 +127,12 @@ class Train:
             check(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "use at least 1")
         for name in ("eval_every", "checkpoint_every", "sample_every"):
             check(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "use 0 (never) or more steps")
+        check(
+            bool(self.sample_prompts) or not self.sample_every,
+            "train.sample_prompts",
+            (),
+            "give a prompt to sample from",
+        )
         check(self.sample_temperature >= 0, "train.sample_temperature", self.sample_temperature, "use 0 or more")
 
 
@@ -141,10 +148,16 @@ class Settings:
     train: Train = field(default_factory=Train)
 
     def __post_init__(self):
+        check(0 <= self.seed < 2**32, "seed", self.seed, "use 0 to 2**32 - 1")
         accumulate, batch = self.train.accumulate, self.data.batch_size
         check(batch % accumulate == 0, "train.accumulate", accumulate, f"must divide data.batch_size={batch}")
         warmup, steps = self.optimizer.warmup_steps, self.train.steps
-        check(warmup < steps, "optimizer.warmup_steps", warmup, f"must be below train.steps={steps}")
+        check(
+            warmup < steps,
+            "optimizer.warmup_steps",
+            warmup,
+            f"must be below train.steps={steps}; lower it, to 0 for no warm-up",
+        )
 
 
 def from_mapping[T](cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
@@ -183,9 +196,9 @@ def _coerce(hint: Any, value: Any, name: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         return _coerce_union(args, value, name)
     if origin is tuple:
-        check(isinstance(value, list | tuple), name, value, "expected a list")
+        check(isinstance(value, list | tuple), name, value, f'expected a list; write ("{value}",) for one item')
         return tuple(_coerce(args[0], item, f"{name}[{i}]") for i, item in enumerate(value))
-    if hint is float and type(value) is int:
+    if hint is float and (type(value) is int or value == "inf"):
         return float(value)
     check(type(value) is hint, name, value, f"expected {hint.__name__}, got {type(value).__name__}")
     return value

@@ -54,7 +54,9 @@ def make_mesh(sizes: settings.Mesh, devices: Sequence[jax.Device] | None = None)
     known = math.prod(size for size in shape.values() if size != -1)
     total = len(devices)
     if total % known:
-        raise ShardingError(f"mesh={shape}: sizes multiply to {known}, which doesn't divide {total} devices")
+        raise ShardingError(
+            f"mesh={shape}: sizes multiply to {known}, which doesn't divide {total} devices; choose sizes that do"
+        )
     shape = {name: total // known if size == -1 else size for name, size in shape.items()}
     if math.prod(shape.values()) != total:
         raise ShardingError(f"mesh={shape}: uses {math.prod(shape.values())} of {total} devices; set one axis to -1")

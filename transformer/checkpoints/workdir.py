@@ -53,9 +53,12 @@ class Workdir:
         if not self._config_file.is_file():
             raise WorkdirError(f"workdir={str(self.path)!r}: no run here (config.json is missing); train one first")
         try:
-            return json.loads(self._config_file.read_text())
-        except json.JSONDecodeError as error:
+            values = json.loads(self._config_file.read_text())
+        except ValueError as error:
             raise WorkdirError(f"{self._config_file}: damaged ({error}); restore it or use a new workdir") from None
+        if not isinstance(values, dict) or not isinstance(values.get("model"), dict):
+            raise WorkdirError(f"{self._config_file}: not the config of a run (no model); use a new workdir")
+        return values
 
     def open_config(self, values: Mapping[str, Any]) -> None:
         """Starts a run here, or checks that the run that lives here is this one.
@@ -75,7 +78,8 @@ class Workdir:
                     )
             self._write(self._config_file, json.dumps(values, indent=2) + "\n")
         except OSError as error:
-            raise WorkdirError(f"workdir={str(self.path)!r}: can't be written ({error.strerror})") from None
+            why = f"can't be written ({error.strerror}); use another workdir"
+            raise WorkdirError(f"workdir={str(self.path)!r}: {why}") from None
 
     def _write(self, file: Path, text: str) -> None:
         """All or nothing, and one process writes."""

@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from transformer.settings import SettingsError, from_mapping
-from transformer.spec import Model, Origin
+from transformer.settings import SettingsError, check, from_mapping
+from transformer.spec import Model, Origin, SpecError
+
+# Dimensions that are divided by, or counted, in every family that has them.
+POSITIVE = ("vocab_size", "d_model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "d_ff", "max_length")
 
 
 def names() -> tuple[str, ...]:
@@ -39,11 +42,20 @@ def build_spec(model: Mapping[str, Any]) -> Model:
       SettingsError: an unknown family or field, a missing one, or one of the wrong type.
       SpecError: dimensions that contradict each other.
     """
+    if not isinstance(model, Mapping):
+        raise SettingsError(f"model={model!r}: expected a group of fields, the family's name among them")
     values = dict(model)
     if "family" not in values:
         raise SettingsError(f"model.family: required; use one of {', '.join(names())}")
     name = values.pop("family")
-    return make(name, from_mapping(get(name).Dims, values, "model."))
+    dims = from_mapping(get(name).Dims, values, "model.")
+    for field in POSITIVE:
+        value = getattr(dims, field, 1)
+        check(value >= 1, f"model.{field}", value, "use at least 1")
+    try:
+        return make(name, dims)
+    except SpecError as error:
+        raise SpecError(f"model (family {name}): {error}") from None
 
 
 def make(name: str, dims: Any) -> Model:

@@ -51,6 +51,8 @@ class Dims:
 
 def model(dims, router: s.Router) -> s.Model:
     """DeepSeek's decoder; versions 2 and 3 differ in the router."""
+    if not 0 <= dims.dense_layers <= dims.num_layers:
+        raise s.SpecError(f"dense_layers={dims.dense_layers}: use 0 to num_layers={dims.num_layers}")
     scale = (dims.nope_dim + dims.rope_dim) ** -0.5
     if dims.rope_scaling and dims.rope_scaling.mscale_all_dim:
         scale *= dims.rope_scaling.gain(dims.rope_scaling.mscale_all_dim) ** 2

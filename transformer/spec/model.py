@@ -103,6 +103,7 @@ class Model:
 
     def __post_init__(self):
         require(self.vocab_size >= 2, f"vocab_size={self.vocab_size}: use at least 2")
+        require(self.max_length >= 1, f"max_length={self.max_length}: use at least 1")
         require(self.d_model >= 1, f"d_model={self.d_model}: use at least 1")
         positions = self.embedding.positions
         if isinstance(positions, SinusoidalPositions):

@@ -29,6 +29,9 @@ class LinearScaling:
 
     factor: float
 
+    def __post_init__(self):
+        require(self.factor > 0, f"rope_scaling.factor={self.factor}: must be positive")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PiecewiseScaling:
@@ -40,6 +43,7 @@ class PiecewiseScaling:
     original_max_length: int
 
     def __post_init__(self):
+        require(self.factor > 0, f"rope_scaling.factor={self.factor}: must be positive")
         low, high = self.low_freq_factor, self.high_freq_factor
         require(low < high, f"low_freq_factor={low}: must be below high_freq_factor={high}")
 
@@ -63,6 +67,9 @@ class YarnScaling:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+
+    def __post_init__(self):
+        require(self.factor > 0, f"rope_scaling.factor={self.factor}: must be positive")
 
     def gain(self, mscale: float) -> float:
         """m(mscale); 1 where nothing is stretched."""

@@ -50,7 +50,8 @@ def choose(call: Call, q_length: int, k_length: int) -> str:
     """The body that "auto" stands for at these lengths on this platform."""
     small = q_length < FEW_QUERIES or q_length * k_length <= FEW_SCORES
     name = "reference" if small else "blockwise"
-    _log_choice(name, jax.default_backend(), q_length, k_length)
+    if q_length >= FEW_QUERIES:  # below, there is nothing to choose
+        _log_choice(name, jax.default_backend(), q_length, k_length)
     return name
 
 
