@@ -66,7 +66,7 @@ def stored(*files: Path) -> dict[str, np.ndarray]:
     found = {}
     for path in files:
         with safe_open(path, framework="numpy") as file:
-            found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the file is no dict)
     return found
 
 

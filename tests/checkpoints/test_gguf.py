@@ -5,23 +5,22 @@ import json
 from importlib import metadata
 from pathlib import Path
 
+import gguf
 import jax
 import numpy as np
 import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
-gguf = pytest.importorskip("gguf")
-
-from tests import common  # noqa: E402
-from transformer import api, convert, families  # noqa: E402
-from transformer.checkpoints import gguf as ours  # noqa: E402
-from transformer.checkpoints import source as sources  # noqa: E402
-from transformer.checkpoints import weights  # noqa: E402
-from transformer.checkpoints.tensors import CheckpointError  # noqa: E402
-from transformer.families import llama3  # noqa: E402
-from transformer.generation import generate  # noqa: E402
-from transformer.ops.sampling import Sampling  # noqa: E402
-from transformer.tokenizer import load_tokenizer  # noqa: E402
+from tests import common
+from transformer import api, convert, families
+from transformer.checkpoints import gguf as ours
+from transformer.checkpoints import source as sources
+from transformer.checkpoints import weights
+from transformer.checkpoints.tensors import CheckpointError
+from transformer.families import llama3
+from transformer.generation import generate
+from transformer.ops.sampling import Sampling
+from transformer.tokenizer import load_tokenizer
 
 KIND = gguf.GGMLQuantizationType
 ALPHABET = sorted(ByteLevel.alphabet())

@@ -98,7 +98,10 @@ def test_fresh_prefill_equals_prefill_from_the_cache_and_leaves_the_same_cache(f
     got, cache = run_chunks(family, tokens, lengths, [TOTAL + 2], TOTAL + 2, "rlrl", fresh=True)
     for i, length in enumerate(lengths):
         assert_close(got[i, :length], want[i, :length], f"row {i}")
-    is_layer = lambda x: isinstance(x, caches.KVCache)  # noqa: E731
+
+    def is_layer(x):
+        return isinstance(x, caches.KVCache)
+
     for a, b in zip(*(jax.tree.leaves(c, is_leaf=is_layer) for c in (cache, want_cache)), strict=True):
         np.testing.assert_array_equal(a.positions, b.positions)
         assert_close(np.asarray(a.keys), np.asarray(b.keys), "cached keys")

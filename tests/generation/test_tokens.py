@@ -74,7 +74,11 @@ def test_a_watcher_sees_every_token_and_ends_its_row_exactly(count):
 def test_a_row_stopped_by_its_watcher_is_finished_on_the_device(monkeypatch):
     states = []
     run = programs.decode
-    spy = lambda model, params, state, *rest: states.append(np.asarray(state.left)) or run(model, params, state, *rest)  # noqa: E731
+
+    def spy(model, params, state, *rest):
+        states.append(np.asarray(state.left))
+        return run(model, params, state, *rest)
+
     monkeypatch.setattr(generation.tokens, "decode", spy)
     generate(prompts(FAMILY), on_token=lambda row, token: row == 2)
     assert states[-1][2] == 0 and (np.delete(states[-1], 2) > 0).all()
