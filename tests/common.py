@@ -69,7 +69,10 @@ def ranks(mixer, out: bool = False) -> set[int]:
 
 def normed(mixer) -> set[int]:
     """Widths of the norms within an attention layer."""
-    return ranks(mixer) if isinstance(mixer, spec.LatentAttention) else {mixer.head_dim}
+    if isinstance(mixer, spec.LatentAttention):
+        return ranks(mixer)
+    heads = (mixer.num_heads, mixer.num_kv_heads) if mixer.qk_norm_joint else (1, 1)
+    return {number * mixer.head_dim for number in heads}
 
 
 def hidden_widths(ffn) -> set[int]:

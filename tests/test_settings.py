@@ -184,6 +184,7 @@ SINUSOIDS = spec.Embedding(scale=None, positions=spec.SinusoidalPositions(base=1
         (spec.Attention, ATTENTION, dict(head_dim=0), "head_dim=0"),
         (spec.Attention, ATTENTION, dict(rope=spec.Rope(**{**ROPE, "dim": 16})), "rope.dim=16"),
         (spec.Attention, ATTENTION, dict(softcap=0.0), "softcap=0.0"),
+        (spec.Attention, ATTENTION, dict(qk_norm_joint=True), "qk_norm_joint=True"),
         (spec.FeedForward, FFN, dict(d_ff=0), "d_ff=0"),
         (spec.FeedForward, FFN, dict(activation="swish"), "activation='swish'"),
         (spec.Block, BLOCK, dict(placement="middle"), "placement='middle'"),

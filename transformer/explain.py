@@ -168,7 +168,7 @@ def _attention_text(a: spec.Attention | spec.LatentAttention) -> str:
     sight = "causal" if a.mask.causal else "both ways"
     lines = [f"{groups} × {a.head_dim}", f"{sight}, window {a.mask.window:,}" if a.mask.window else sight]
     lines += _rope_lines(a.rope, a.head_dim) if a.rope else ["no rope"]
-    lines += [f"q, k: {_norm_name(a.qk_norm)}"] if a.qk_norm else []
+    lines += [f"q, k: {_norm_name(a.qk_norm)}{' over all heads' * a.qk_norm_joint}"] if a.qk_norm else []
     lines += [f"softcap {a.softcap:g}"] if a.softcap else []
     lines += ["sinks"] if a.sinks else []
     # The usual scale needs no words.

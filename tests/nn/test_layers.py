@@ -85,7 +85,8 @@ def attention_by_hand(s: spec.Attention, p, x) -> np.ndarray:
     heads = {n: np.einsum("btd,dnh->btnh", x, p[n]["kernel"]) + p[n]["bias"] for n in ("query", "key", "value")}
     if s.qk_norm:
         for n in ("query", "key"):
-            heads[n] = normalize(s.qk_norm, jnp.asarray(heads[n]), p[f"{n}_norm"]["scale"])
+            one = heads[n].reshape(ROWS, LENGTH, -1) if s.qk_norm_joint else heads[n]
+            heads[n] = normalize(s.qk_norm, jnp.asarray(one), p[f"{n}_norm"]["scale"]).reshape(heads[n].shape)
     q, k = (np.asarray(context(s.rope).rotate(s.rope, jnp.asarray(heads[n]))) for n in ("query", "key"))
     mixed = np.zeros(q.shape)
     for b, t, n in np.ndindex(*q.shape[:3]):
@@ -106,6 +107,7 @@ def attention_by_hand(s: spec.Attention, p, x) -> np.ndarray:
         {},
         dict(mask=spec.Mask(causal=True, window=3)),
         dict(qk_norm=RMS),
+        dict(qk_norm=RMS, qk_norm_joint=True),
         dict(sinks=True),
         dict(softcap=0.5),
         dict(mask=spec.Mask(causal=True, window=2), qk_norm=RMS, sinks=True, softcap=0.5),
@@ -120,9 +122,12 @@ def test_attention_is_the_formula(changes, body):
     np.testing.assert_allclose(y, attention_by_hand(s, p, np.asarray(x)), atol=2e-5)
 
 
-@pytest.mark.parametrize("placement", ["pre", "post", "sandwich"])
+PLACED = {"pre": {"norm"}, "post": {"norm"}, "after": {"post_norm"}, "sandwich": {"norm", "post_norm"}}
+
+
+@pytest.mark.parametrize("placement", PLACED)
 def test_block_places_its_norms(placement):
-    """pre: x + F(norm x); post: norm(x + F x); sandwich: x + norm'(F(norm x))."""
+    """pre: x + F(norm x); post: norm(x + F x); after: x + norm'(F x); sandwich: x + norm'(F(norm x))."""
     x, where = stream(), context(ROPE)
     s = spec.Block(mixer=MIXER, ffn=FFN, norm=RMS, placement=placement)
     p, (y, _) = run(Block(s, COMPUTE, 1.0), x, where, None)
@@ -135,12 +140,13 @@ def test_block_places_its_norms(placement):
             return h + function(norm(f"{name}_norm", h))
         if placement == "post":
             return norm(f"{name}_norm", h + function(h))
+        if placement == "after":
+            return h + norm(f"{name}_post_norm", function(h))
         return h + norm(f"{name}_post_norm", function(norm(f"{name}_norm", h)))
 
     attention, ffn = Attention(MIXER, COMPUTE, 1.0), FeedForward(FFN, COMPUTE, 1.0)
     h = branch(x, "attention", lambda h: attention.apply({"params": p["attention"]}, h, where, None)[0])
     h = branch(h, "ffn", lambda h: ffn.apply({"params": p["ffn"]}, h))
     np.testing.assert_allclose(y, h, atol=1e-5)
-    assert set(p) == {"attention", "ffn", "attention_norm", "ffn_norm"} | (
-        {"attention_post_norm", "ffn_post_norm"} if placement == "sandwich" else set()
-    )
+    norms = {f"{name}_{which}" for name in ("attention", "ffn") for which in PLACED[placement]}
+    assert set(p) == {"attention", "ffn"} | norms

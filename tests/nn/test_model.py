@@ -10,22 +10,23 @@ import numpy as np
 import pytest
 
 from tests import common
-from transformer import spec
+from transformer import sharding, spec
 from transformer.nn import initial
 from transformer.nn.model import Transformer
 from transformer.ops import cache, rope
-from transformer.settings import Compute
+from transformer.settings import Compute, Mesh
 
 NORM = spec.Norm(kind="layer", eps=1e-5, offset=0.0, bias=True, scale_in_float32=True)
 MIXER = spec.Attention(
     num_heads=4, num_kv_heads=2, head_dim=8, mask=spec.Mask(causal=True, window=5), scale=0.35,
     rope=spec.Rope(theta=1e4, dim=4, interleaved=True), qkv_bias=True, out_bias=True, softcap=2.0, sinks=True,
 )  # fmt: skip
-WIDE = dataclasses.replace(MIXER, mask=spec.Mask(causal=True), rope=None, sinks=False)
+WIDE = dataclasses.replace(MIXER, mask=spec.Mask(causal=True), rope=None, sinks=False, qk_norm=NORM, qk_norm_joint=True)
 FFN = spec.FeedForward(d_ff=24, activation="gelu", gated=False, bias=True)
 LOCAL = spec.Block(mixer=MIXER, ffn=FFN, norm=NORM, placement="post")
-FULL = spec.Block(mixer=WIDE, ffn=FFN, norm=NORM, placement="pre")
-# Every part of a stack, post-norm, partial and interleaved rotation, sinks, softcaps, sinusoids, a biased head.
+FULL = spec.Block(mixer=WIDE, ffn=FFN, norm=NORM, placement="after")
+# Every part of a stack, norms after the sum and after the branch, a joint norm of q and k, partial and interleaved
+# rotation, sinks, softcaps, sinusoids, a biased head.
 EVERYTHING = spec.Model(
     vocab_size=150,
     d_model=16,
@@ -66,6 +67,18 @@ def test_every_mechanism_at_once_runs_the_same_in_every_way():
     assert np.abs(logits).max() <= 5.0
     losses = -np.take_along_axis(jax.nn.log_softmax(logits), batch().targets[..., None], axis=-1)[..., 0]
     np.testing.assert_allclose(want.losses, losses * batch().weights, atol=1e-5)
+
+
+def test_every_mechanism_runs_the_same_on_a_mesh():
+    """Heads are split where a joint norm of q and k has to see all of them."""
+    net = Transformer(dataclasses.replace(EVERYTHING, vocab_size=152), Compute(attention="reference"))
+    params, rows = random_params(net), jax.tree.map(lambda x: np.tile(x, (2, 1)), batch())
+    want = jax.device_get(common.objective(net)(params, rows))
+    mesh = sharding.make_mesh(Mesh(data=2, fsdp=2, tensor=2))
+    placed = jax.device_put(params, common.shardings(net, mesh))
+    with jax.set_mesh(mesh):
+        got = common.objective(net)(placed, jax.device_put(rows, sharding.batch_sharding(mesh)))
+    common.assert_same(jax.device_get(got), want)
 
 
 def test_decoding_every_mechanism_equals_the_full_forward():

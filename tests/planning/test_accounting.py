@@ -83,6 +83,24 @@ def test_parameters_are_those_of_the_model(family, size):
     assert [b.ffn for b in count.blocks] == [size_of(layer["ffn"]) for layer in layers]
 
 
+@pytest.mark.parametrize("placement", ["pre", "post", "after", "sandwich"])
+@pytest.mark.parametrize("joint", [False, True])
+def test_norms_are_those_of_the_model_wherever_they_are(placement, joint):
+    """Also in places that no family uses."""
+    rms = spec.Norm(kind="rms", eps=1e-6, offset=0.0, bias=False, scale_in_float32=False)
+    built = tiny_spec("llama3")
+    (block,) = built.decoder.body
+    mixer = dataclasses.replace(block.mixer, qk_norm=rms, qk_norm_joint=joint)
+    block = dataclasses.replace(block, mixer=mixer, placement=placement)
+    shapes = shapes_of(
+        Transformer(dataclasses.replace(built, decoder=dataclasses.replace(built.decoder, body=(block,))))
+    )
+    count = accounting.block_parameters(block, built.d_model)
+    layers = shapes["decoder"]["body"]["block_0"]
+    assert count.attention * built.decoder.repeats == size_of(layers["attention"])
+    assert count.total * built.decoder.repeats == size_of(layers)
+
+
 @pytest.mark.parametrize(("family", "size"), SIZES)
 def test_parameters_are_those_published(family, size):
     total = accounting.parameters(build_spec(family, size)).total

@@ -1,5 +1,6 @@
 """The explain command: what it prints is what the accounting counts, at once and without jax."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -58,6 +59,13 @@ def test_gemma_is_told_by_its_pattern(capsys):
         assert words in text
     assert "20,644,928,000" in text and "27,009,346,304" in text
     assert "q, k: RMS 1+scale" in text and "sandwich" in text and "tied" in text
+
+
+def test_the_norm_of_q_and_k_says_what_it_spans():
+    mixer = tiny_spec("qwen3").decoder.body[0].mixer
+    for joint, line in ((False, "q, k: RMS"), (True, "q, k: RMS over all heads")):
+        text = explain._attention_text(dataclasses.replace(mixer, qk_norm_joint=joint))
+        assert line in text.splitlines()
 
 
 def test_seq_len_moves_the_scores_alone(capsys):

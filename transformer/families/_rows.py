@@ -80,7 +80,7 @@ def around(model: s.Model) -> tuple[Row, ...]:
 BUFFERS = (r".*\.rotary_emb\.inv_freq",)
 
 
-def dense_decoder(model: s.Model) -> Table:
-    """The table of a Llama-style model without experts."""
-    layers = (attention(b.mixer) + feed_forward(b.ffn) + norms(PRE_NORMS) for b in model.decoder.layers)
+def dense_decoder(model: s.Model, names: dict[str, str] = PRE_NORMS) -> Table:
+    """The table of a Llama-style model without experts; `names` of a block's norms, ours to theirs."""
+    layers = (attention(b.mixer) + feed_forward(b.ffn) + norms(names) for b in model.decoder.layers)
     return Table(around=around(model), layers=tuple(map(tuple, layers)), ignored=BUFFERS)

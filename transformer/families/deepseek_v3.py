@@ -83,15 +83,9 @@ def model(dims, router: s.Router) -> s.Model:
     def layer(ffn: s.FeedForward | s.MoE) -> s.Block:
         return s.Block(mixer=attention, ffn=ffn, norm=_llama.rms_norm(dims.norm_eps), placement="pre")
 
-    sparse = dims.num_layers - dims.dense_layers
-    return _llama.decoder(
-        (layer(_llama.swiglu(dims.d_ff)),) * dims.dense_layers + (layer(moe),) * sparse,
-        vocab_size=dims.vocab_size,
-        d_model=dims.d_model,
-        max_length=dims.max_length,
-        tied=dims.tied,
-        head=dims.dense_layers,
-    )
+    dense, sparse = layer(_llama.swiglu(dims.d_ff)), layer(moe)
+    layers = (dense,) * dims.dense_layers + (sparse,) * (dims.num_layers - dims.dense_layers)
+    return _llama.decoder(dims, layers, tied=dims.tied, head=dims.dense_layers)
 
 
 def spec(dims: Dims) -> s.Model:

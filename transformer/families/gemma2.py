@@ -5,7 +5,7 @@ from typing import Any
 
 from transformer import spec as s
 from transformer.checkpoints.table import Table
-from transformer.families import _hf, _rows
+from transformer.families import _hf, _llama, _rows
 
 MODEL_TYPES = ("gemma2",)
 NORMS = {
@@ -17,23 +17,13 @@ NORMS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dims:
+class Dims(_llama.Dims):
     """Numbers of the published configs; even layers see `window` keys; scores are scaled by query_scale ** -0.5."""
 
-    vocab_size: int
-    d_model: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    d_ff: int
-    max_length: int
     window: int
     query_scale: float
-    rope_theta: float
     attention_softcap: float | None
     final_softcap: float | None
-    norm_eps: float
 
 
 def rms_norm(eps: float) -> s.Norm:
@@ -58,17 +48,8 @@ def spec(dims: Dims) -> s.Model:
     ffn = s.FeedForward(d_ff=dims.d_ff, activation="gelu_tanh", gated=True, bias=False)
 
     def layer(window: int | None) -> s.Block:
-        attention = s.Attention(
-            num_heads=dims.num_heads,
-            num_kv_heads=dims.num_kv_heads,
-            head_dim=dims.head_dim,
-            mask=s.Mask(causal=True, window=window),
-            scale=dims.query_scale**-0.5,
-            rope=s.Rope(theta=dims.rope_theta, dim=dims.head_dim, interleaved=False),
-            qkv_bias=False,
-            out_bias=False,
-            softcap=dims.attention_softcap,
-        )
+        mechanisms = dict(scale=dims.query_scale**-0.5, softcap=dims.attention_softcap)
+        attention = _llama.attention(dims, window=window, **mechanisms)
         return s.Block(mixer=attention, ffn=ffn, norm=rms_norm(dims.norm_eps), placement="sandwich")
 
     layers = tuple(layer(None if i % 2 else dims.window) for i in range(dims.num_layers))
@@ -77,10 +58,7 @@ def spec(dims: Dims) -> s.Model:
 
 def table(model: s.Model) -> Table:
     """Gemma's names, those of its four norms included."""
-    layers = (
-        (*_rows.attention(b.mixer), *_rows.feed_forward(b.ffn), *_rows.norms(NORMS)) for b in model.decoder.layers
-    )
-    return Table(around=_rows.around(model), layers=tuple(layers), ignored=_rows.BUFFERS)
+    return _rows.dense_decoder(model, NORMS)
 
 
 def from_hf(c: _hf.HFConfig) -> Dims:

@@ -13,24 +13,14 @@ ALPHA, OFFSET = 1.702, 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dims:
+class Dims(_llama.Dims):
     """Numbers of the published configs; even layers see `window` keys; `d_ff` is an expert's."""
 
-    vocab_size: int
-    d_model: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    d_ff: int
-    max_length: int
     window: int
     num_experts: int
     top_k: int
     swiglu_limit: float
-    rope_theta: float
     rope_scaling: s.YarnScaling | None
-    norm_eps: float
 
 
 def spec(dims: Dims) -> s.Model:
@@ -45,27 +35,12 @@ def spec(dims: Dims) -> s.Model:
     moe = s.MoE(num_experts=dims.num_experts, top_k=dims.top_k, expert=expert, router=router, shared=None)
 
     def layer(window: int | None) -> s.Block:
-        attention = s.Attention(
-            num_heads=dims.num_heads,
-            num_kv_heads=dims.num_kv_heads,
-            head_dim=dims.head_dim,
-            mask=s.Mask(causal=True, window=window),
-            scale=dims.head_dim**-0.5,
-            rope=s.Rope(theta=dims.rope_theta, dim=dims.head_dim, interleaved=False, scaling=dims.rope_scaling),
-            qkv_bias=True,
-            out_bias=True,
-            sinks=True,
-        )
+        mechanisms = dict(qkv_bias=True, out_bias=True, sinks=True)
+        attention = _llama.attention(dims, window=window, rope_scaling=dims.rope_scaling, **mechanisms)
         return s.Block(mixer=attention, ffn=moe, norm=norm, placement="pre")
 
-    return _llama.decoder(
-        tuple(layer(None if i % 2 else dims.window) for i in range(dims.num_layers)),
-        vocab_size=dims.vocab_size,
-        d_model=dims.d_model,
-        max_length=dims.max_length,
-        tied=False,
-        period=2,
-    )
+    layers = tuple(layer(None if i % 2 else dims.window) for i in range(dims.num_layers))
+    return _llama.decoder(dims, layers, tied=False, period=2)
 
 
 def table(model: s.Model) -> Table:

@@ -10,20 +10,10 @@ MODEL_TYPES = ("llama",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dims:
+class Dims(_llama.Dims):
     """Numbers of the published configs; `rope_scaling` is None in 3.0 and piecewise from 3.1 on."""
 
-    vocab_size: int
-    d_model: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    d_ff: int
-    max_length: int
-    rope_theta: float
-    rope_scaling: s.PiecewiseScaling | s.LinearScaling | s.YarnScaling | None = None
-    norm_eps: float
+    rope_scaling: s.Scaling | None = None
     attention_bias: bool
     mlp_bias: bool
     tied: bool
@@ -31,25 +21,12 @@ class Dims:
 
 def spec(dims: Dims) -> s.Model:
     """The decoder of Llama; a bias only where a derived checkpoint adds one."""
-    attention = s.Attention(
-        num_heads=dims.num_heads,
-        num_kv_heads=dims.num_kv_heads,
-        head_dim=dims.head_dim,
-        mask=s.Mask(causal=True),
-        scale=dims.head_dim**-0.5,
-        rope=s.Rope(theta=dims.rope_theta, dim=dims.head_dim, interleaved=False, scaling=dims.rope_scaling),
-        qkv_bias=dims.attention_bias,
-        out_bias=dims.attention_bias,
+    attention = _llama.attention(
+        dims, rope_scaling=dims.rope_scaling, qkv_bias=dims.attention_bias, out_bias=dims.attention_bias
     )
     ffn = s.FeedForward(d_ff=dims.d_ff, activation="silu", gated=True, bias=dims.mlp_bias)
     layer = s.Block(mixer=attention, ffn=ffn, norm=_llama.rms_norm(dims.norm_eps), placement="pre")
-    return _llama.decoder(
-        (layer,) * dims.num_layers,
-        vocab_size=dims.vocab_size,
-        d_model=dims.d_model,
-        max_length=dims.max_length,
-        tied=dims.tied,
-    )
+    return _llama.decoder(dims, (layer,) * dims.num_layers, tied=dims.tied)
 
 
 table = _rows.dense_decoder

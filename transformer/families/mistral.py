@@ -10,48 +10,22 @@ MODEL_TYPES = ("mistral",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dims:
+class Dims(_llama.Dims):
     """Numbers of the published config; `window` None attends to everything (v0.2 on)."""
 
-    vocab_size: int
-    d_model: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    d_ff: int
-    max_length: int
     window: int | None
-    rope_theta: float
-    norm_eps: float
     tied: bool
-
-
-def attention(dims, window: int | None) -> s.Attention:
-    """Llama's attention with a window."""
-    return s.Attention(
-        num_heads=dims.num_heads,
-        num_kv_heads=dims.num_kv_heads,
-        head_dim=dims.head_dim,
-        mask=s.Mask(causal=True, window=window),
-        scale=dims.head_dim**-0.5,
-        rope=s.Rope(theta=dims.rope_theta, dim=dims.head_dim, interleaved=False),
-        qkv_bias=False,
-        out_bias=False,
-    )
 
 
 def spec(dims: Dims) -> s.Model:
     """The decoder of Mistral 7B."""
-    norm = _llama.rms_norm(dims.norm_eps)
-    layer = s.Block(mixer=attention(dims, dims.window), ffn=_llama.swiglu(dims.d_ff), norm=norm, placement="pre")
-    return _llama.decoder(
-        (layer,) * dims.num_layers,
-        vocab_size=dims.vocab_size,
-        d_model=dims.d_model,
-        max_length=dims.max_length,
-        tied=dims.tied,
+    layer = s.Block(
+        mixer=_llama.attention(dims, window=dims.window),
+        ffn=_llama.swiglu(dims.d_ff),
+        norm=_llama.rms_norm(dims.norm_eps),
+        placement="pre",
     )
+    return _llama.decoder(dims, (layer,) * dims.num_layers, tied=dims.tied)
 
 
 table = _rows.dense_decoder

@@ -27,15 +27,9 @@ def spec(dims: Dims) -> s.Model:
     moe = s.MoE(
         num_experts=dims.num_experts, top_k=dims.top_k, expert=_llama.swiglu(dims.d_ff), router=router, shared=None
     )
-    norm = _llama.rms_norm(dims.norm_eps)
-    layer = s.Block(mixer=mistral.attention(dims, dims.window), ffn=moe, norm=norm, placement="pre")
-    return _llama.decoder(
-        (layer,) * dims.num_layers,
-        vocab_size=dims.vocab_size,
-        d_model=dims.d_model,
-        max_length=dims.max_length,
-        tied=dims.tied,
-    )
+    attention, norm = _llama.attention(dims, window=dims.window), _llama.rms_norm(dims.norm_eps)
+    layer = s.Block(mixer=attention, ffn=moe, norm=norm, placement="pre")
+    return _llama.decoder(dims, (layer,) * dims.num_layers, tied=dims.tied)
 
 
 def table(model: s.Model) -> Table:

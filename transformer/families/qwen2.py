@@ -10,24 +10,14 @@ MODEL_TYPES = ("qwen2",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dims:
+class Dims(_llama.Dims):
     """Numbers of the published configs.
 
     Attributes:
       windows: keys that each layer sees, None where it sees all; published sizes slide nowhere.
     """
 
-    vocab_size: int
-    d_model: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    d_ff: int
-    max_length: int
-    rope_theta: float
     rope_scaling: s.YarnScaling | s.LinearScaling | None = None
-    norm_eps: float
     tied: bool
     window: int | None = None
     full_layers: int | None = None  # the first so many layers see everything, the others `window` keys
@@ -44,17 +34,8 @@ def layers(dims: Dims, *, qkv_bias: bool, qk_norm: bool) -> tuple[s.Block, ...]:
     norm = _llama.rms_norm(dims.norm_eps)
 
     def layer(window: int | None) -> s.Block:
-        attention = s.Attention(
-            num_heads=dims.num_heads,
-            num_kv_heads=dims.num_kv_heads,
-            head_dim=dims.head_dim,
-            mask=s.Mask(causal=True, window=window),
-            scale=dims.head_dim**-0.5,
-            rope=s.Rope(theta=dims.rope_theta, dim=dims.head_dim, interleaved=False, scaling=dims.rope_scaling),
-            qkv_bias=qkv_bias,
-            out_bias=False,
-            qk_norm=norm if qk_norm else None,
-        )
+        mechanisms = dict(qkv_bias=qkv_bias, qk_norm=norm if qk_norm else None)
+        attention = _llama.attention(dims, window=window, rope_scaling=dims.rope_scaling, **mechanisms)
         return s.Block(mixer=attention, ffn=_llama.swiglu(dims.d_ff), norm=norm, placement="pre")
 
     return tuple(layer(window) for window in windows(dims))
@@ -62,14 +43,7 @@ def layers(dims: Dims, *, qkv_bias: bool, qk_norm: bool) -> tuple[s.Block, ...]:
 
 def stack(dims: Dims, blocks: tuple[s.Block, ...]) -> s.Model:
     """The decoder of those layers: the full ones first, as an irregular head, where the rest slide."""
-    return _llama.decoder(
-        blocks,
-        vocab_size=dims.vocab_size,
-        d_model=dims.d_model,
-        max_length=dims.max_length,
-        tied=dims.tied,
-        head=sum(block != blocks[-1] for block in blocks),
-    )
+    return _llama.decoder(dims, blocks, tied=dims.tied, head=sum(block != blocks[-1] for block in blocks))
 
 
 def spec(dims: Dims) -> s.Model:

@@ -44,14 +44,7 @@ def spec(dims: Dims) -> s.Model:
         dataclasses.replace(block, ffn=moe) if (i + 1) % dims.sparse_step == 0 and i not in dims.dense_layers else block
         for i, block in enumerate(dense)
     )
-    return _llama.decoder(
-        blocks,
-        vocab_size=dims.vocab_size,
-        d_model=dims.d_model,
-        max_length=dims.max_length,
-        tied=dims.tied,
-        period=_hf.period_of(blocks),
-    )
+    return _llama.decoder(dims, blocks, tied=dims.tied, period=_hf.period_of(blocks))
 
 
 def table(model: s.Model) -> Table:

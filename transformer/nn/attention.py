@@ -33,7 +33,7 @@ class Attention(nn.Module):
         k = self._heads(x, "key", s.num_kv_heads, ax.KV_HEADS)
         v = self._heads(x, "value", s.num_kv_heads, ax.KV_HEADS)
         if s.qk_norm is not None:
-            q, k = Norm(s.qk_norm, name="query_norm")(q), Norm(s.qk_norm, name="key_norm")(k)
+            q, k = self._norm(q, "query_norm"), self._norm(k, "key_norm")
         q, k = context.rotate(s.rope, q), context.rotate(s.rope, k)
         q, k, v = (constrain(a, HEADS, rules) for a in (q, k, v))
         sinks = None
@@ -50,6 +50,12 @@ class Attention(nn.Module):
     def _heads(self, x: Float[Array, "B T D"], name: str, heads: int, axis: str) -> Float[Array, "B T N H"]:
         names = (ax.EMBED, axis, ax.HEAD_DIM)
         return Projection(x.shape[-1:], (heads, self.spec.head_dim), names, self.spec.qkv_bias, name=name)(x)
+
+    def _norm(self, heads: Float[Array, "B T N H"], name: str) -> Float[Array, "B T N H"]:
+        """Each head normed by itself, or the features of all heads as one vector."""
+        joint = self.spec.qk_norm_joint
+        flat = heads.reshape(*heads.shape[:2], -1) if joint else heads
+        return Norm(self.spec.qk_norm, name=name)(flat).reshape(heads.shape)
 
     def _attend(self, q, k, v, context: Context, cache: KVCache | None, sinks):
         """Attention over this call's keys and what the cache holds; returns the written cache."""

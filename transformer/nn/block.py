@@ -51,12 +51,17 @@ class Block(nn.Module):
         return x, cache
 
     def _branch(self, x: Array, function: Callable[[Array], Array], name: str) -> Array:
-        """x plus a sublayer, with its norms before, after the sum, or around the sublayer."""
-        norm = Norm(self.spec.norm, name=f"{name}_norm")
+        """x plus a sublayer, with its norms before it, after the sum, after the sublayer, or around it."""
+
+        def norm(which: str, h: Array) -> Array:
+            return Norm(self.spec.norm, name=f"{name}_{which}")(h)
+
         match self.spec.placement:
             case "pre":
-                return x + function(norm(x))
+                return x + function(norm("norm", x))
             case "post":
-                return norm(x + function(x))
+                return norm("norm", x + function(x))
+            case "after":
+                return x + norm("post_norm", function(x))
             case "sandwich":
-                return x + Norm(self.spec.norm, name=f"{name}_post_norm")(function(norm(x)))
+                return x + norm("post_norm", function(norm("norm", x)))

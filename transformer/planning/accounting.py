@@ -129,7 +129,7 @@ def parameters(model: spec.Model) -> Count:
 
 def block_parameters(block: spec.Block, d_model: int) -> BlockCount:
     """Number of parameters of one block of width `d_model`."""
-    norms = {"pre": 1, "post": 1, "sandwich": 2}[block.placement]  # a residual branch
+    norms = {"pre": 1, "post": 1, "after": 1, "sandwich": 2}[block.placement]  # a residual branch
     return BlockCount(
         attention=_mixer(block.mixer, d_model),
         ffn=_ffn(block.ffn, d_model),
@@ -173,7 +173,9 @@ def _attention(a: spec.Attention, d_model: int) -> int:
     outward = a.num_heads * a.head_dim
     kernels = d_model * (inward + outward)
     biases = a.qkv_bias * inward + a.out_bias * d_model
-    qk_norms = 2 * _norm(a.qk_norm, a.head_dim) if a.qk_norm else 0
+    # A scale for each head of q and k, or one that all of q's share and one for k's.
+    normed = (a.num_heads + a.num_kv_heads if a.qk_norm_joint else 2) * a.head_dim
+    qk_norms = _norm(a.qk_norm, normed) if a.qk_norm else 0
     return kernels + biases + qk_norms + a.sinks * a.num_heads
 
 

@@ -24,6 +24,7 @@ from transformer.spec.positions import (
     Mask,
     PiecewiseScaling,
     Rope,
+    Scaling,
     SinusoidalPositions,
     YarnScaling,
 )
@@ -31,5 +32,5 @@ from transformer.spec.positions import (
 __all__ = [
     "Attention", "Block", "CacheDims", "ClampedGate", "Embedding", "FeedForward", "Head", "LatentAttention",
     "LearnedPositions", "LinearScaling", "Mask", "MoE", "Model", "Norm", "Origin", "PiecewiseScaling", "Rope", "Router",
-    "SinusoidalPositions", "SpecError", "Stack", "YarnScaling",
+    "Scaling", "SinusoidalPositions", "SpecError", "Stack", "YarnScaling",
 ]  # fmt: skip

@@ -51,7 +51,8 @@ class Attention:
     Attributes:
       scale: multiplies q·k (usually head_dim ** -0.5).
       qkv_bias, out_bias: biases of the projections.
-      qk_norm: norm over each head of q and k, before the rotation.
+      qk_norm: norm of q and k before the rotation: over each head's features, or `qk_norm_joint`.
+      qk_norm_joint: the norm runs over the features of all heads at once, with a scale for each (OLMo-2).
       softcap: scores become c·tanh(scores / c), before the mask.
       sinks: one learned logit a query head joins the softmax and its probability is dropped (gpt-oss).
     """
@@ -65,6 +66,7 @@ class Attention:
     qkv_bias: bool
     out_bias: bool
     qk_norm: Norm | None = None
+    qk_norm_joint: bool = False
     softcap: float | None = None
     sinks: bool = False
 
@@ -76,6 +78,8 @@ class Attention:
         dim = self.rope.dim if self.rope else 0
         require(dim <= self.head_dim, f"rope.dim={dim}: can't exceed head_dim={self.head_dim}")
         require(self.softcap is None or self.softcap > 0, f"softcap={self.softcap}: must be positive")
+        joint = self.qk_norm_joint
+        require(self.qk_norm is not None or not joint, f"qk_norm_joint={joint}: needs a qk_norm to run jointly")
 
     @property
     def cache_dims(self) -> CacheDims:
@@ -219,14 +223,15 @@ class Block:
     """One layer: a mixer of positions and a feed-forward, each on its residual branch.
 
     Attributes:
-      placement: where the norm sits. pre: x + F(norm x); post: norm(x + F x); sandwich: x + norm'(F(norm x)).
+      placement: where the norm sits. pre: x + F(norm x); post: norm(x + F x); after: x + norm'(F x);
+        sandwich: x + norm'(F(norm x)).
     """
 
     mixer: Attention | LatentAttention
     ffn: FeedForward | MoE
     norm: Norm
-    placement: Literal["pre", "post", "sandwich"]
+    placement: Literal["pre", "post", "after", "sandwich"]
 
     def __post_init__(self):
-        known = ("pre", "post", "sandwich")
+        known = ("pre", "post", "after", "sandwich")
         require(self.placement in known, f"placement={self.placement!r}: use one of {known}")

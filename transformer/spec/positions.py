@@ -76,6 +76,9 @@ class YarnScaling:
         return 0.1 * mscale * math.log(self.factor) + 1 if self.factor > 1 else 1.0
 
 
+Scaling = LinearScaling | PiecewiseScaling | YarnScaling
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rope:
     """Rotary positions (Su et al. 2021, arXiv:2104.09864).
@@ -89,7 +92,7 @@ class Rope:
     theta: float
     dim: int
     interleaved: bool
-    scaling: LinearScaling | PiecewiseScaling | YarnScaling | None = None
+    scaling: Scaling | None = None
 
     def __post_init__(self):
         require(self.dim >= 2 and self.dim % 2 == 0, f"rope.dim={self.dim}: rotations need an even dimension")
