@@ -65,10 +65,10 @@ def scaling(rng: Random, kinds: tuple[str, ...]) -> Config:
     return {}
 
 
-def rope(rng: Random, *kinds: str) -> Config:
-    """Theta and one of the scalings, in either spelling."""
+def rope(rng: Random, *kinds: str, null: bool = True) -> Config:
+    """Theta and one of the scalings, in either spelling; `null` where a scaling may be null."""
     theta, scaled = rng.choice((100.0, 1e4, 5e5)), scaling(rng, ("default", *kinds))
-    if rng.random() < 0.5:
+    if rng.random() < 0.5 or not (scaled or null):
         return {"rope_parameters": {"rope_type": "default", **scaled, "rope_theta": theta}}
     if scaled and rng.random() < 0.5:
         scaled["type"] = scaled.pop("rope_type")
@@ -166,9 +166,10 @@ def qwen3(rng: Random) -> Config:
 
 def qwen3_moe(rng: Random) -> Config:
     config, experts = qwen3(rng), rng.randint(2, 8)
-    config.pop("layer_types", None)
+    for name in ("layer_types", rng.choice(("layer_types", "head_dim"))):
+        config.pop(name, None)
     layers = config["num_hidden_layers"]
-    return without_head_dim(rng, config) | {
+    return config | {
         "model_type": "qwen3_moe",
         "moe_intermediate_size": rng.randint(3, 20),
         rng.choice(("num_experts", "num_local_experts")): experts,
@@ -206,6 +207,9 @@ def deepseek(rng: Random, model_type: str) -> Config:
 def deepseek_v2(rng: Random) -> Config:
     method = rng.choice(("greedy", "group_limited_greedy"))
     config = deepseek(rng, "deepseek_v2") | {"topk_method": method}
+    # Theirs reads pairs as complex numbers, which must lie at even places.
+    for name in ("kv_lora_rank", "qk_nope_head_dim"):
+        config[name] += config[name] % 2
     return config | ({"n_group": None, "topk_group": None} if method == "greedy" and rng.random() < 0.3 else {})
 
 
@@ -216,7 +220,7 @@ def deepseek_v3(rng: Random) -> Config:
 def gpt_oss(rng: Random) -> Config:
     config, experts = decoder(rng, "gpt_oss"), rng.randint(2, 6)
     said = layer_types([i % 2 == 0 for i in range(config["num_hidden_layers"])])
-    return config | rope(rng, "yarn") | (said if rng.random() < 0.5 else {}) | {
+    return config | rope(rng, "yarn", null=False) | (said if rng.random() < 0.5 else {}) | {
         "sliding_window": rng.choice(WINDOWS),
         "num_local_experts": experts,
         "num_experts_per_tok": rng.randint(1, min(4, experts)),

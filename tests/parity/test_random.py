@@ -17,6 +17,7 @@ from tests.parity import common as parity
 from tests.parity import configs
 from transformer import families
 from transformer.checkpoints import hugging_face, weights
+from transformer.settings import SettingsError
 
 SEEDS = range(6)
 RANDOM = [f"{family}-{seed}" for family in configs.MAKERS for seed in SEEDS]
@@ -56,6 +57,33 @@ def test_what_is_read_is_written(family, rng):
         transformer.to_hf(model, params, out)
         golden.assert_identical(golden.stored(out / golden.WEIGHTS), tensors)
         assert model.spec == hugging_face.read_spec(hugging_face.read_config(out)) == spec
+
+
+def test_a_window_of_qwen3_moe_slides_in_every_layer():
+    """`transformers` reads no max_window_layers there, and its configs have no layer_types."""
+    config = configs.qwen3_moe(Random(0)) | {"num_hidden_layers": 3, "max_window_layers": 3, "sliding_window": 8}
+    for used, window in ((True, 8), (False, None)):
+        spec = hugging_face.read_spec(config | {"use_sliding_window": used})
+        assert [block.mixer.mask.window for block in spec.decoder.layers] == [window] * 3
+    with pytest.raises(SettingsError, match="layer_types"):
+        hugging_face.read_spec(config | {"use_sliding_window": True} | configs.layer_types([False, True, True]))
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "missing"),
+    [
+        ("gpt_oss", {"rope_theta": 1e4, "rope_scaling": None}, "rope_scaling"),
+        ("gpt_oss", {"rope_theta": 1e4}, "rope_scaling"),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": golden.ABSENT}, "max_window_layers"),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": golden.ABSENT}, "sliding_window"),
+    ],
+)
+def test_what_transformers_would_fill_in_by_its_own_numbers_must_be_said(family, change, missing):
+    config = configs.MAKERS[family](Random(0))
+    config.pop("rope_parameters" if missing == "rope_scaling" else "layer_types", None)
+    config = {name: value for name, value in (config | change).items() if value is not golden.ABSENT}
+    with pytest.raises(SettingsError, match=missing):
+        hugging_face.read_spec(config)
 
 
 @pytest.fixture(scope="module")
