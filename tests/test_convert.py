@@ -135,7 +135,9 @@ def test_companions_and_dtype_travel(published, workdir, tmp_path, capsys):
     assert run(capsys, convert.main, "to-hf", workdir, back, "--dtype", "bfloat16")[0] == 0
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert (back / name).read_bytes() == (published / name).read_bytes()
-    assert json.loads((back / "config.json").read_text())["dtype"] == "bfloat16"
+    config = json.loads((back / "config.json").read_text())
+    assert config["dtype"] == "bfloat16"
+    assert [config[f"{role}_token_id"] for role in ("bos", "eos", "pad")] == [256, [257, 258], None]
     assert {str(x.dtype) for x in load_file(back / "model.safetensors").values()} == {"bfloat16"}
 
 
