@@ -86,7 +86,7 @@ def prefill(
     """
     index = jnp.arange(prompts.shape[1], dtype=jnp.int32)
     positions = jnp.where(index < lengths[:, None], index, -1)
-    cache = caches.init(model.spec.decoder, prompts.shape[0], plan.capacity, jnp.dtype(plan.cache_dtype))
+    cache = caches.init(model.spec.decoder, prompts.shape[0], plan.capacity, plan.cache_dtype)
     x, cache = _features(model, params, prompts, positions, cache, fresh=True)
     last = jnp.maximum(lengths - 1, 0)
     x = jnp.take_along_axis(x, last[:, None, None], axis=1)
@@ -153,21 +153,18 @@ def _pin(model: Transformer, state: State) -> State:
 
     def pin_layer(cache: caches.KVCache) -> caches.KVCache:
         lead = (ax.LAYERS,) * (cache.positions.ndim - 2)
-        slots = (*lead, ax.BATCH, ax.LENGTH)
-        heads = (*slots, ax.ACT_HEADS, None)
-        return dataclasses.replace(
-            cache,
-            keys=sharding.constrain(cache.keys, heads, rules),
-            values=sharding.constrain(cache.values, heads, rules),
-            positions=sharding.constrain(cache.positions, slots, rules),
-        )
+        slots = (*lead, ax.BATCH, ax.ACT_HEADS, ax.LENGTH)
+        names = {"keys": (*slots, None), "values": (*slots, None), "positions": (*lead, ax.BATCH, ax.LENGTH)}
+        names |= {name: slots for name in ("key_scales", "value_scales") if getattr(cache, name) is not None}
+        pinned = {name: sharding.constrain(getattr(cache, name), axes, rules) for name, axes in names.items()}
+        return dataclasses.replace(cache, **pinned)
 
     def pin_row(row: Array) -> Array:
         return sharding.constrain(row, (ax.BATCH,), rules)
 
     return dataclasses.replace(
         state,
-        cache=jax.tree.map(pin_layer, state.cache, is_leaf=lambda node: isinstance(node, caches.KVCache)),
+        cache=state.cache.map(pin_layer),
         tokens=pin_row(state.tokens),
         positions=pin_row(state.positions),
         left=pin_row(state.left),

@@ -235,6 +235,10 @@ def mean_visible(mask: spec.Mask, seq_len: int) -> float:
     window = min(mask.window or seq_len, seq_len)
     # The first `window` queries look back at 1, 2 … window keys, the others at `window` each.
     behind = window * (window + 1) / 2 + (seq_len - window) * window
+    # Sinks come into sight again one by one, as the window leaves them behind.
+    beyond = seq_len - window
+    rising = min(mask.sinks, beyond)
+    behind += rising * (rising + 1) / 2 + (beyond - rising) * mask.sinks
     # Looking both ways mirrors that, and the query's own position is one key.
     return (behind if mask.causal else 2 * behind - seq_len) / seq_len
 
@@ -244,5 +248,5 @@ def cache_numbers(model: spec.Model, length: int) -> CacheNumbers:
     mixers = [block.mixer for block in model.decoder.layers]
     return CacheNumbers(
         per_token=tuple(m.cache_dims.numbers for m in mixers),
-        slots=tuple(min(length, m.mask.window or length) for m in mixers),
+        slots=tuple(min(length, m.mask.sinks + m.mask.window if m.mask.window else length) for m in mixers),
     )
