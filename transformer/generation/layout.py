@@ -10,7 +10,10 @@ from typing import Any
 import jax
 
 from transformer import spec
+from transformer.nn import initial
 from transformer.nn.model import Transformer
+from transformer.nn.parameter import Named
+from transformer.ops import products
 
 
 def unrolled(model: Transformer) -> Transformer:
@@ -31,3 +34,12 @@ def _separate(stack: spec.Stack, params: dict[str, Any]) -> dict[str, Any]:
     layers += [params[f"tail_{i}"] for i in range(len(stack.tail))]
     rest = {name: value for name, value in params.items() if name == "final_norm"}
     return {f"head_{i}": layer for i, layer in enumerate(layers)} | rest
+
+
+def quantize(model: Transformer, params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters with every weight that products read in int8, a scale an output feature; the rest as it is."""
+
+    def narrow(box: Named, x: jax.Array) -> Any:
+        return jax.jit(products.quantize, static_argnums=1)(x, box.summed) if box.summed else x
+
+    return jax.tree.map(narrow, initial.abstract_params(model), params, is_leaf=initial.is_named)

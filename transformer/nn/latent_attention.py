@@ -73,7 +73,8 @@ class LatentAttention(nn.Module):
     def _up(self, name: str, dim: int) -> Float[Array, "R N H"]:
         shape = (self.spec.kv_rank, self.spec.num_heads, dim)
         init = nn.initializers.truncated_normal(1 / math.sqrt(self.spec.kv_rank))
-        return parameter(self, name, init, shape, (ax.LATENT, ax.HEADS, ax.HEAD_DIM))
+        # Summed over the latent or over the head's features, as it is absorbed or not: a scale for each other axis.
+        return parameter(self, name, init, shape, (ax.LATENT, ax.HEADS, ax.HEAD_DIM), (-3,))
 
     def _expanded(self, q_nope, q_rope, latent, k_rope, key_up, value_up, context: Context):
         q_rope, k_rope = self._place(q_rope, k_rope, context.positions, context)
