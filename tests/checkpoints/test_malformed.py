@@ -12,8 +12,10 @@ from safetensors.numpy import save_file
 
 import transformer
 from tests.checkpoints import common as golden
+from transformer import families
 from transformer.checkpoints import tensors
 from transformer.checkpoints.tensors import CheckpointError
+from transformer.families import _rows
 from transformer.settings import SettingsError
 from transformer.spec import SpecError
 
@@ -105,6 +107,15 @@ def test_missing_and_unknown_names_are_listed_together(directory, nothing_read):
 
     rewrite(directory, change)
     refused(directory, r"1 tensors are missing \[model\.norm\.weight\], 1 are not known \[model\.nrom\.weight\]")
+
+
+def test_a_table_that_misses_the_spec_names_both_sides(directory, nothing_read, monkeypatch):
+    """The mistake of who adds a family: a norm that the block hasn't, and none for the one that it has."""
+    family = families.get(families.of_model_type(golden.config(golden.PLAIN)["model_type"]))
+    names = {"attention_norm": "input_layernorm", "ffn_post_norm": "post_attention_layernorm"}
+    monkeypatch.setattr(family, "table", lambda model: _rows.dense_decoder(model, names))
+    leaf = r"decoder/body/block_0/{}/scale".format
+    refused(directory, rf"1 parameters have no row \[{leaf('ffn_norm')}\], 1 rows .* \[{leaf('ffn_post_norm')}\]")
 
 
 def test_buffers_are_left_alone(directory, monkeypatch):
@@ -245,7 +256,7 @@ def test_config_that_we_dont_implement(directory, nothing_read, fields, match):
 
 def test_config_that_contradicts_the_weights(directory, nothing_read):
     edit_config(directory, num_hidden_layers=2)
-    refused(directory, r"doesn't fit its config\.json: 0 tensors are missing")
+    refused(directory, r"doesn't fit its config\.json: 0 tensors are missing, \d+ are not known \[")
 
 
 def test_quantization_that_we_dont_implement(directory, nothing_read):

@@ -641,6 +641,7 @@ GOLDEN["llama3"] = dict(
     io=dict(kind="causal", T=48),
     mut={"no rope scaling": rope_default, "factor 4": rope(factor=4.0), "high_freq 2": rope(high_freq_factor=2.0), "theta 1e4": rope(rope_theta=1e4)})
 GOLDEN["mistral"] = dict(hub=llama_like("MistralForCausalLM", "mistral", sliding_window=8), io=CAUSAL, mut=W(8))
+GOLDEN["olmo2"] = dict(hub=llama_like("Olmo2ForCausalLM", "olmo2", rope_theta=500000.0, rms_norm_eps=1e-6, attention_bias=False), io=CAUSAL, mut={"theta 1e4": rope(rope_theta=1e4), "eps 1e-5": setc(rms_norm_eps=1e-5)})
 GOLDEN["qwen2"] = dict(hub=llama_like("Qwen2ForCausalLM", "qwen2", rope_theta=1000000.0, rms_norm_eps=1e-6, sliding_window=32768, use_sliding_window=False, max_window_layers=3,
                                       tie_word_embeddings=True), io=CAUSAL, gains=TIED, mut={"theta 1e4": rope(rope_theta=1e4)})
 MIX = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_experts_per_tok=2, rope_theta=1e6, sliding_window=None, output_router_logits=False, router_aux_loss_coef=0.02)

@@ -129,12 +129,16 @@ def _check(files: TensorFiles, table: Table, found: list[Link], names: dict, sha
     missing = sorted(wanted - theirs)
     if unknown or missing:
         raise CheckpointError(
-            f"the checkpoint doesn't fit its config.json: {len(missing)} tensors are missing {_some(missing)}, "
-            f"{len(unknown)} are not known {_some(unknown)}"
+            f"the checkpoint doesn't fit its config.json: {len(missing)} tensors are missing{_some(missing)}, "
+            f"{len(unknown)} are not known{_some(unknown)}"
         )
     filled = {path for link in found for path, _ in link.leaves}
-    if filled != set(shapes):
-        raise CheckpointError(f"the table leaves out {_some(sorted(set(shapes) ^ filled))}")
+    unmade, made_up = sorted(set(shapes) - filled), sorted(filled - set(shapes))
+    if unmade or made_up:
+        raise CheckpointError(
+            f"the family's table doesn't fit its spec: {len(unmade)} parameters have no row{_some(unmade)}, "
+            f"{len(made_up)} rows make no parameter{_some(made_up)}"
+        )
     for link in found:
         files.check_kind(names[link.name])
         expected, shape = their_shape(link, shapes), files.shape(names[link.name])
@@ -144,7 +148,7 @@ def _check(files: TensorFiles, table: Table, found: list[Link], names: dict, sha
 
 def _some(names: list[str], count: int = 4) -> str:
     more = f" and {len(names) - count} more" if len(names) > count else ""
-    return f"[{', '.join(names[:count])}{more}]" if names else ""
+    return f" [{', '.join(names[:count])}{more}]" if names else ""
 
 
 def dump(params: dict, table: Table, stack: Stack) -> Iterator[tuple[str, np.ndarray]]:

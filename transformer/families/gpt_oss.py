@@ -76,6 +76,8 @@ def from_hf(c: _hf.HFConfig) -> Dims:
     slides = _hf.sliding(c, dims["num_layers"], default)
     c.require(slides == default, "layer_types", slides, "expected sliding and full layers in turns")
     theta, scaling = c.rope(theta=150000.0)
+    # Theirs fills in YaRN by numbers of its own, even for null.
+    c.require(scaling is not None, "rope_scaling", scaling, "state it, or rope_parameters with rope_type 'default'")
     top_k = c.take("num_experts_per_tok")
     c.expect("experts_per_token", top_k)
     c.take("initial_context_length", None)  # repeats the scaling's original_max_position_embeddings

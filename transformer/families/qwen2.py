@@ -10,17 +10,19 @@ MODEL_TYPES = ("qwen2",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dims(_llama.Dims):
-    """Numbers of the published configs.
-
-    Attributes:
-      windows: keys that each layer sees, None where it sees all; published sizes slide nowhere.
-    """
+class Common(_llama.Dims):
+    """Numbers that the configs of all versions state; `window` is None in published sizes, which slide nowhere."""
 
     rope_scaling: s.YarnScaling | s.LinearScaling | None = None
     tied: bool
     window: int | None = None
-    full_layers: int | None = None  # the first so many layers see everything, the others `window` keys
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dims(Common):
+    """Numbers of the published configs; the first `full_layers` see everything, the others `window` keys."""
+
+    full_layers: int | None = None
 
 
 def windows(dims: Dims) -> list[int | None]:
@@ -72,8 +74,9 @@ def from_hf(c: _hf.HFConfig) -> Dims:
 
 def _window(c: _hf.HFConfig, num_layers: int) -> tuple[int | None, int | None]:
     """The window, which a file may state without using it, and how many layers come before those that slide."""
-    used, window = c.take("use_sliding_window", False), c.take("sliding_window", None)
-    full = c.take("max_window_layers", num_layers)
+    used = c.take("use_sliding_window", False)
+    unused = () if used else (None,)
+    window, full = c.take("sliding_window", *unused), c.take("max_window_layers", *unused)
     default = [bool(used and window and i >= full) for i in range(num_layers)]
     slides = _hf.sliding(c, num_layers, default)
     if not any(slides) or not used:

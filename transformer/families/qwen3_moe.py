@@ -12,7 +12,7 @@ MODEL_TYPES = ("qwen3_moe",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dims(qwen2.Dims):
+class Dims(qwen2.Common):
     """Numbers of the published configs.
 
     Attributes:
@@ -21,8 +21,10 @@ class Dims(qwen2.Dims):
       normalize: picked probabilities are divided by their sum.
       sparse_step: every so-manieth layer has experts.
       dense_layers: layers that have none all the same.
+      full_layers: no choice, unlike in the dense sizes: a window slides in every layer.
     """
 
+    full_layers = 0
     moe_d_ff: int
     num_experts: int
     top_k: int
@@ -64,8 +66,17 @@ def table(model: s.Model) -> Table:
 def from_hf(c: _hf.HFConfig) -> Dims:
     """The dimensions that a Hugging Face config states; older files say num_experts, newer num_local_experts."""
     experts = c.take("num_local_experts", None)
+    dims = vars(qwen3.from_hf(c))
+    del dims["full_layers"]
+    # Whatever max_window_layers says (transformers, models/qwen3_moe/modeling_qwen3_moe.py, Qwen3MoeModel.forward).
+    window = c.take("sliding_window", None) if c.take("use_sliding_window", False) else None
+    everywhere = [window is not None] * dims["num_layers"]
+    slides = _hf.sliding(c, dims["num_layers"], everywhere)
+    c.require(
+        slides == everywhere, "layer_types", slides, "expected every layer to slide if use_sliding_window, or none"
+    )
     return Dims(
-        **vars(qwen3.from_hf(c)),
+        **dims | {"window": window},
         moe_d_ff=c.take("moe_intermediate_size"),
         num_experts=c.take("num_experts") if experts is None else experts,
         top_k=c.take("num_experts_per_tok"),
