@@ -17,6 +17,7 @@ import transformer
 from tests import common
 from transformer import api, convert, explain, generate
 from transformer.generation import complete
+from transformer.generation.text import Text
 from transformer.ops.sampling import Sampling
 from transformer.tokenizer import load_tokenizer
 
@@ -112,6 +113,31 @@ def test_a_terminal_without_a_prompt_is_a_conversation(published, capsys, monkey
     assert out.replace("> ", "") == f"{first}\n{second}\n\n"
 
 
+def test_an_interrupted_answer_stands_as_far_as_it_went(published, capsys, monkeypatch):
+    """Ctrl-C while the model speaks ends its turn; before it has spoken, the question is forgotten as well."""
+    asked, heard = [], iter([["so ", "far"], [], ["done"]])
+
+    def complete(model, params, tokenizer, prompts, *, stream, **_):
+        asked.extend(prompts)
+        pieces = next(heard)
+        for piece in pieces:
+            stream(0, piece)
+        if pieces != ["done"]:
+            raise KeyboardInterrupt
+        return [Text("done", (1,), "eos")]
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr("transformer.generation.complete", complete)
+    monkeypatch.setattr("sys.stdin", Terminal("A\nB\nC\n"))
+    status, out, err = run(capsys, generate.main, "--hf", published, "--chat")
+    assert (status, err.count("(stopped)")) == (0, 2)
+    assert asked[1:] == [f"<bos>[user]A[assistant]so far[user]{said}[answer]" for said in "BC"]
+    assert "so far" in out and "done" in out
+
+
 def test_explain_reads_both(published, workdir, capsys):
     told = [run(capsys, explain.main, *flags, "--json") for flags in (["--hf", published], ["--workdir", workdir])]
     first, second = ({**json.loads(out), "config": None} for _, out, _ in told)
@@ -135,7 +161,9 @@ def test_companions_and_dtype_travel(published, workdir, tmp_path, capsys):
     assert run(capsys, convert.main, "to-hf", workdir, back, "--dtype", "bfloat16")[0] == 0
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert (back / name).read_bytes() == (published / name).read_bytes()
-    assert json.loads((back / "config.json").read_text())["dtype"] == "bfloat16"
+    config = json.loads((back / "config.json").read_text())
+    assert config["dtype"] == "bfloat16"
+    assert [config[f"{role}_token_id"] for role in ("bos", "eos", "pad")] == [256, [257, 258], None]
     assert {str(x.dtype) for x in load_file(back / "model.safetensors").values()} == {"bfloat16"}
 
 

@@ -89,8 +89,16 @@ def read(
     """(model, parameters) of an opened source; `show` draws a progress bar on a terminal, the rest as `from_hf`."""
     model = build(source.spec, **{"dtype": dtype, **compute})
     like = init(model, mesh=mesh or _first_device(), abstract=True)
-    with sources.progress_bar(like, f"reading {source.path.name}", show) as tick:
-        return model, source.read_params(like, dtype, lambda path: (tick(path), progress(path)))
+    left = sources.sizes(like)
+    with sources.progress_bar(sum(left.values()), f"reading {source.path.name}", show) as advance:
+
+        def tick(path: str, count: int) -> None:
+            advance(count)
+            left[path] -= count
+            if not left[path]:
+                progress(path)
+
+        return model, source.read_params(like, dtype, tick)
 
 
 def to_hf(model: Transformer, params: dict, directory: str | os.PathLike, **options: Any) -> None:

@@ -93,12 +93,18 @@ def to_directory(source: str, directory: str, dtype: str, gguf: bool = False) ->
     Raises:
       CheckpointError, SettingsError, WorkdirError: naming the file, field or tensor.
     """
+    import numpy as np
+
     from transformer import api
     from transformer.checkpoints import source as sources
+    from transformer.checkpoints import weights
 
     opened = sources.GGUF(source) if gguf else sources.TrainedRun(source)
     model, params = api.read(opened, show=True)
-    api.to_hf(model, params, directory, dtype=dtype, companions=opened.companions)
+    total = sum(x.size for x in weights.flatten(params).values()) * np.dtype(dtype).itemsize
+    with sources.progress_bar(total, f"writing {Path(directory).name}") as advance:
+        options = dict(dtype=dtype, tokenizer=opened.tokenizer(), companions=opened.companions)
+        api.to_hf(model, params, directory, progress=advance, **options)
 
 
 def _require_new(target: str) -> None:

@@ -93,14 +93,14 @@ def run(args: argparse.Namespace) -> None:
     loaded, template = _load(args)
     answer = functools.partial(_answer, args, loaded, sampling)
     if not args.chat:
-        answer(prompts, prompts)
+        answer(prompts, prompts, [])
         return
     system = [] if args.system is None else _message("system", args.system)
     if not prompts:
         _converse(template, system, answer)
         return
     asked = [template.render([*system, *_message("user", prompt)]) for prompt in prompts]
-    answer(asked, [f"{prompt}\n" for prompt in prompts])
+    answer(asked, [f"{prompt}\n" for prompt in prompts], [])
 
 
 def _load(args: argparse.Namespace) -> tuple[tuple, Any]:
@@ -123,26 +123,36 @@ def _load(args: argparse.Namespace) -> tuple[tuple, Any]:
 
 
 def _converse(template, system: list[dict], answer) -> None:
-    """A conversation on the terminal, until end of file."""
+    """A conversation on the terminal, until end of file; an interrupted answer stands as far as it went."""
     messages = list(system)
-    print("end with Ctrl-D", file=sys.stderr)
+    print("Ctrl-C stops an answer, Ctrl-D ends", file=sys.stderr)
     while True:
         try:
             said = input("> ")
         except EOFError:
             print()
             return
-        if said.strip():
-            messages += _message("user", said)
-            messages += _message("assistant", answer([template.render(messages)], [said])[0])
+        if not said.strip():
+            continue
+        pieces: list[str] = []
+        asked = [*messages, *_message("user", said)]
+        try:
+            answer([template.render(asked)], [said], pieces)
+        except KeyboardInterrupt:
+            print("\n(stopped)", file=sys.stderr)
+            if not pieces:
+                continue
+        messages = [*asked, *_message("assistant", "".join(pieces))]
 
 
 def _message(role: str, content: str) -> list[dict]:
     return [{"role": role, "content": content}]
 
 
-def _answer(args: argparse.Namespace, loaded: tuple, sampling, prompts: list[str], labels: list[str]) -> list[str]:
-    """The text after each prompt: a single one streams to stdout, several are printed after their labels."""
+def _answer(
+    args: argparse.Namespace, loaded: tuple, sampling, prompts: list[str], labels: list[str], pieces: list[str]
+) -> None:
+    """Prints the text after each prompt: a single one as it comes, several after their labels; adds to `pieces`."""
     from transformer.generation import complete
 
     start, first = time.perf_counter(), None
@@ -151,6 +161,7 @@ def _answer(args: argparse.Namespace, loaded: tuple, sampling, prompts: list[str
     def stream(index: int, piece: str) -> None:
         nonlocal first
         first = first or time.perf_counter() - start
+        pieces.append(piece)
         if show:
             print(piece, end="", flush=True)
 
@@ -170,7 +181,6 @@ def _answer(args: argparse.Namespace, loaded: tuple, sampling, prompts: list[str
     reached = "no text" if first is None else f"first text after {first:.2f} s"
     speed = f"{total} tokens in {seconds:.2f} s, {total / seconds:.1f} tokens/s, {reached} (compilation included)"
     print(speed, file=sys.stderr)
-    return [text.text for text in texts]
 
 
 def _print_texts(prompts: list[str], texts: list[str], shown: bool) -> None:

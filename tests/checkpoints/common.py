@@ -122,6 +122,11 @@ def dequantized(case: str) -> dict[str, np.ndarray]:
     return found
 
 
+def weights(case: str) -> dict[str, np.ndarray]:
+    """The tensors of a case, those in few bits as what they stand for."""
+    return dequantized(case) if quantized(case) else stored(GOLDEN / case / WEIGHTS)
+
+
 def from_fp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Sign, two bits of exponent (bias 1), one of mantissa; the input axis comes before the output one."""
     experts, out, groups, half = blocks.shape

@@ -43,23 +43,7 @@ def test_any_field_of_any_config_may_be_nonsense(case):
     paths = [(name,) for name in plain]
     paths += [(name, inner) for name, value in plain.items() if isinstance(value, dict) for inner in value]
     for path in paths:
-        for value in (
-            golden.ABSENT,
-            None,
-            "x",
-            -1,
-            0,
-            3,
-            10**30,
-            1.5,
-            float("nan"),
-            float("inf"),
-            True,
-            [],
-            ["x", 2],
-            {},
-            {"x": 1},
-        ):
+        for value in NONSENSE:
             config = json.loads(json.dumps(plain))
             inside = config if len(path) == 1 else config[path[0]]
             inside.pop(path[-1])
@@ -126,7 +110,7 @@ def reader(model: Transformer, directory: Path):
 
     def read():
         files = tensors.TensorFiles(directory, tensors.block_of(hugging_face.read_config(directory)))
-        weights.load(files, table, model.spec.decoder, like, np.dtype("float32"), lambda _: None)
+        weights.load(files, table, model.spec.decoder, like, np.dtype("float32"), lambda path, count: None)
 
     return read
 

@@ -4,26 +4,18 @@ Every case ran there in float32 (`tests/golden/README.md`). The noise between tw
 3e-5 on logits of size 10; a wrong detail moves them by 2e-3 and more.
 """
 
-import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
 import transformer
-from tests import common
 from tests.checkpoints import common as golden
-from transformer import spec
+from tests.checkpoints import parity
+from tests.checkpoints.parity import LIMIT, NEW, forward, mask, rows
 from transformer.checkpoints import hugging_face
-from transformer.generation import generate
-from transformer.nn.model import Transformer
 from transformer.ops import rope
-from transformer.ops.sampling import Sampling
-
-LIMIT = 3e-4
-ROUTER = ("logits", "index", "weight")
-NEW = golden.expected(golden.CASES[0])["gen_tokens"].shape[1]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -34,77 +26,22 @@ def quick_compiles():
     jax.config.update("jax_disable_most_optimizations", False)
 
 
-class Result(NamedTuple):
-    """Logits [B, T, V], hidden states [L + 1, B, T, D] as `transformers` counts them, and each layer's `ROUTER`."""
-
-    logits: np.ndarray
-    hidden: np.ndarray
-    routers: list[list[np.ndarray] | None]
-
-
-@functools.cache
-def program(model: Transformer):
-    """The jitted forward pass that sees inside."""
-
-    def both(net, tokens, positions):
-        x, _ = net.features(tokens, positions)
-        return x, net.logits(x)
-
-    def run(params, tokens, positions) -> Result:
-        (last, logits), state = model.apply({"params": params}, tokens, positions, method=both, mutable="intermediates")
-        inner = state["intermediates"]
-        layers = common.layers(model.spec.decoder, inner["decoder"])
-        # Theirs end with the normed one in place of the last residual.
-        hidden = [inner["embedded"], *(layer["residual"] for layer in layers[:-1]), last]
-        routers = [
-            [layer["ffn"][f"router_{name}"] for name in ROUTER] if isinstance(block.ffn, spec.MoE) else None
-            for block, layer in zip(model.spec.decoder.layers, layers, strict=True)
-        ]
-        return Result(logits, jax.numpy.stack(hidden), routers)
-
-    return jax.jit(run)
-
-
-@functools.cache
-def forward(case: str, batch: str = "") -> Result:
-    """A recorded batch and its recorded continuation in one pass without a cache, so that one program serves all."""
-    model, params = golden.imported(case)
-    tokens, positions = rows(case, batch)
-    return jax.device_get(program(model)(params, tokens, positions))
-
-
-def mask(case: str, batch: str) -> np.ndarray:
-    """Where a batch has tokens."""
-    want = golden.expected(case)
-    return want[f"{batch}attention_mask"] > 0 if batch else np.ones(want["input_ids"].shape, bool)
-
-
-def rows(case: str, batch: str) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens, positions), each [B, T + NEW]; padding is at position -1."""
-    want, real = golden.expected(case), mask(case, batch)
-    tokens = want[f"{batch}input_ids"]
-    after = want.get(f"{batch}gen_tokens", np.zeros((len(tokens), NEW), np.int32))
-    real = np.concatenate([real, np.full(after.shape, f"{batch}gen_tokens" in want)], axis=1)
-    positions = np.where(real, np.cumsum(real, axis=1) - 1, -1)
-    return np.concatenate([tokens, after], axis=1).astype(np.int32), positions.astype(np.int32)
-
-
 def close(what: str, got: Any, want: Any, limit: float = LIMIT) -> None:
     """Agrees within `limit`; the figure is printed."""
-    assert np.shape(got) == np.shape(want), what
-    worst = float(np.abs(np.asarray(got) - want).max())
-    print(f"  {what}: {worst:.1e}")
-    assert worst <= limit, f"{what}: differs by {worst:.1e}, limit {limit:.1e}"
+    small(what, parity.error(got, want), limit)
+
+
+def small(what: str, error: float, limit: float = LIMIT) -> None:
+    """An error is within `limit`; the figure is printed."""
+    print(f"  {what}: {error:.1e}")
+    assert error <= limit, f"{what}: differs by {error:.1e}, limit {limit:.1e}"
 
 
 @pytest.mark.parametrize("case", golden.CASES)
 def test_logits_and_hidden_states(case):
-    want, got = golden.expected(case), forward(case)
-    length = want["input_ids"].shape[1]
-    close("logits", got.logits[:, :length], want["logits"])
-    assert len(got.hidden) == len(want["hidden_states"])
-    for i, states in enumerate(want["hidden_states"]):
-        close(f"hidden state {i}", got.hidden[i, :, :length], states)
+    small("logits", parity.logits_error(case))
+    for i, error in enumerate(parity.hidden_errors(case)):
+        small(f"hidden state {i}", error)
 
 
 @pytest.mark.parametrize("case", golden.CASES)
@@ -152,37 +89,17 @@ def test_rotations(case):
 @pytest.mark.parametrize("case", golden.CASES)
 def test_loss_and_gradients(case):
     """Of a batch padded on the right whose prompt is masked: the loss, the token table's gradient, the global norm."""
-    (model, params), want = golden.imported(case), golden.expected(case)
-    tokens, positions = (x[:, :-NEW] for x in rows(case, "padR_"))
-    # Their labels lie at the token itself, ours are the next token's.
-    labels = np.pad(want["loss_labels"][:, 1:], ((0, 0), (0, 1)), constant_values=-100)
-    weights = (labels >= 0).astype(np.float32)
-    batch = common.Batch(tokens, np.maximum(labels, 0).astype(np.int32), weights, positions)
-    losses, gradients = jax.device_get(common.objective(model)(params, batch))
-    gradients = jax.tree.map(lambda x: x / weights.sum(), gradients)
-    norm = np.sqrt(sum(np.sum(np.square(x, dtype=np.float64)) for x in jax.tree.leaves(gradients)))
-    close("loss", losses.sum() / weights.sum(), want["loss"], 1e-5)
-    scale = float(np.abs(want["grad_embed"]).max())
-    close("grad_embed, of its largest", gradients["embedding"]["token"] / scale, want["grad_embed"] / scale)
-    close("grad_global_norm, relative", norm / want["grad_global_norm"], 1.0)
+    for what, error in parity.loss_and_gradient_errors(case).items():
+        small(what, error, 1e-5 if what == "loss" else LIMIT)
 
 
 @pytest.mark.parametrize("case", golden.CASES)
 def test_greedy_tokens(case):
     """Without a cache (the argmax of a full pass over the continuation) and with one; alone and padded alike."""
-    (model, params), want = golden.imported(case), golden.expected(case)
-    prompts, continuations = [], []
-    for batch in ("", "padL_"):
-        tokens = want[f"{batch}gen_tokens"]
-        steps = forward(case, batch).logits[:, -NEW - 1 : -1]
-        np.testing.assert_array_equal(steps.argmax(axis=-1), tokens)
-        if not batch:
-            close("logits of the steps", steps, want["gen_logits"])
-        ids, real = want[f"{batch}input_ids"], mask(case, batch)
-        prompts += [row[there].tolist() for row, there in zip(ids, real, strict=True)]
-        continuations += tokens.tolist()
-    got = generate(model, params, prompts, max_new_tokens=NEW, sampling=Sampling(temperature=0.0))
-    assert [list(row.tokens) for row in got] == continuations
+    want = parity.recorded_tokens(case)
+    np.testing.assert_array_equal(parity.tokens_without_cache(case), want)
+    close("logits of the steps", forward(case).logits[:, -NEW - 1 : -1], golden.expected(case)["gen_logits"])
+    np.testing.assert_array_equal(parity.tokens_with_cache(case), want)
 
 
 @pytest.mark.parametrize("case", [c for c in golden.CASES if "hidden0_bf16" in golden.expected(c)])

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from transformer.checkpoints import weights
 from transformer.checkpoints.tensors import CheckpointError, TensorFiles, block_of
 from transformer.families import _hf
 from transformer.settings import SettingsError, check, from_mapping
+from transformer.tokenizer import Tokenizer
 
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
@@ -24,6 +25,9 @@ COMPANIONS = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
     "chat_template.jinja", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json",
 )  # fmt: skip
+
+
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def read_config(directory: str | os.PathLike) -> dict[str, Any]:
@@ -70,7 +74,7 @@ def read_params(
     model: spec.Model,
     like: dict,
     dtype: Any,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: weights.Tick = lambda path, count: None,
 ) -> dict:
     """The parameters of a directory, leaf by leaf in the shardings of `like` (abstract arrays).
 
@@ -88,14 +92,19 @@ def write(
     directory: str | os.PathLike,
     *,
     dtype: Any = None,
+    tokenizer: Tokenizer | None = None,
     companions: str | os.PathLike | None = None,
     shard_bytes: int = SHARD_BYTES,
+    progress: Callable[[int], None] = lambda count: None,
 ) -> None:
     """Writes `config.json` and sharded safetensors that `transformers` loads; all of it or nothing.
 
     Args:
       dtype: of the tensors written; that of each parameter by default.
-      companions: a directory whose tokenizer and generation files are copied along.
+      tokenizer: whose special ids the configs state, where `companions` doesn't say otherwise.
+      companions: a directory whose tokenizer and generation files are copied along, and whose configs may state the
+        special ids. Without either they are null: left out, `transformers` would put in those of the first checkpoint.
+      progress: told the bytes of every tensor that is written.
 
     Raises:
       CheckpointError: the directory exists and is not empty, or the model has no such form.
@@ -111,10 +120,13 @@ def write(
     # A directory beside the target, renamed at the very end: a killed export never looks whole.
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
     try:
+        ids = _special_ids(tokenizer, companions)
         tensors = weights.dump(params, family.table(model), model.decoder)
-        kind = _write_tensors(partial, tensors, None if dtype is None else np.dtype(dtype), shard_bytes)
-        config = family.to_hf(origin.dims) | {"dtype": kind}
-        (partial / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        kind = write_tensors(partial, tensors, None if dtype is None else np.dtype(dtype), shard_bytes, progress)
+        _write_json(partial / "config.json", family.to_hf(origin.dims) | ids | {"dtype": kind})
+        stated = {name: value for name, value in ids.items() if value is not None}
+        if stated:
+            _write_json(partial / "generation_config.json", stated)
         for name in COMPANIONS if companions else ():
             if (Path(companions) / name).is_file():
                 shutil.copyfile(Path(companions) / name, partial / name)
@@ -126,7 +138,34 @@ def write(
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write_tensors(directory: Path, tensors: Iterator, dtype: np.dtype | None, shard_bytes: int) -> str:
+def _special_ids(tokenizer: Tokenizer | None, companions: str | os.PathLike | None) -> dict[str, Any]:
+    """What the configs state of the tokens that begin, end and pad a text: the config's word before the tokenizer's."""
+    found = dict.fromkeys(SPECIAL_IDS)
+    if tokenizer:
+        ends = list(tokenizer.end_ids)
+        found |= {"bos_token_id": tokenizer.bos_id, "pad_token_id": tokenizer.pad_id}
+        found["eos_token_id"] = ends[0] if len(ends) == 1 else ends or None
+    for name in ("generation_config.json", "config.json") if companions else ():
+        file = Path(companions) / name
+        try:
+            values = json.loads(file.read_bytes()) if file.is_file() else {}
+            found |= {field: values[field] for field in SPECIAL_IDS if values.get(field) is not None}
+        except (ValueError, AttributeError) as error:
+            raise CheckpointError(f"{file}: not a JSON object ({error}); mend or remove it") from None
+    return found
+
+
+def _write_json(file: Path, values: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def write_tensors(
+    directory: Path,
+    tensors: Iterable[tuple[str, np.ndarray]],
+    dtype: np.dtype | None,
+    shard_bytes: int,
+    progress: Callable[[int], None] = lambda count: None,
+) -> str:
     """Fills files of at most `shard_bytes` (more only for a single larger tensor); returns the name of the dtype."""
     shard, held, shards, where, total, kinds = {}, 0, 0, {}, 0, set()
 
@@ -145,6 +184,7 @@ def _write_tensors(directory: Path, tensors: Iterator, dtype: np.dtype | None, s
             flush()
         shard[name], held, total = tensor, held + tensor.nbytes, total + tensor.nbytes
         kinds.add(tensor.dtype.name)
+        progress(tensor.nbytes)
     flush()
     if shards == 1:
         os.replace(directory / "shard-1.safetensors", directory / "model.safetensors")
@@ -153,7 +193,7 @@ def _write_tensors(directory: Path, tensors: Iterator, dtype: np.dtype | None, s
         for number, file in files.items():
             os.replace(directory / f"shard-{number}.safetensors", directory / file)
         index = {"metadata": {"total_size": total}, "weight_map": {name: files[n] for name, n in where.items()}}
-        (directory / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        _write_json(directory / INDEX, index)
     return kinds.pop() if len(kinds) == 1 else "float32"
 
 

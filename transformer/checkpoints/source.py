@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,11 +22,12 @@ from transformer.checkpoints.gguf_tokenizer import write_companions
 from transformer.checkpoints.tensors import CheckpointError
 from transformer.checkpoints.workdir import Workdir
 from transformer.spec import Model
+from transformer.tokenizer import Tokenizer, load_tokenizer
 
-# Told the path of every parameter that is complete.
-Tick = Callable[[str], None]
 # A published file's beginning and end tell it from another one: those of one architecture have equal headers.
 SAMPLE = 2**20
+# Seconds that need no bar.
+PATIENCE = 2.0
 
 
 class Source(Protocol):
@@ -41,7 +43,7 @@ class Source(Protocol):
     spec: Model
     companions: Path
 
-    def read_params(self, like: dict, dtype: Any, progress: Tick) -> dict:
+    def read_params(self, like: dict, dtype: Any, progress: weights.Tick) -> dict:
         """The parameters in the shapes and shardings of `like` (abstract arrays)."""
         ...
 
@@ -53,6 +55,10 @@ class Source(Protocol):
         """What `load_tokenizer` takes: the path of its tokenizer.json, or "bytes"."""
         ...
 
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, with the special ids that lie beside it."""
+        ...
+
 
 class HuggingFace:
     """A directory with config.json and safetensors."""
@@ -61,13 +67,17 @@ class HuggingFace:
         self.path = self.companions = Path(directory).absolute()
         self.spec = hugging_face.read_spec(hugging_face.read_config(self.path))
 
-    def read_params(self, like: dict, dtype: Any, progress: Tick) -> dict:
+    def read_params(self, like: dict, dtype: Any, progress: weights.Tick) -> dict:
         """The parameters, tensor by tensor."""
         return hugging_face.read_params(self.path, self.spec, like, dtype, progress)
 
     def tokenizer_name(self) -> str:
         """Its tokenizer.json, whether it is there or not."""
         return str(self.companions / "tokenizer.json")
+
+    def tokenizer(self) -> Tokenizer:
+        """That of the checkpoint."""
+        return load_tokenizer(self.tokenizer_name(), published=True)
 
     def files(self) -> list[Path]:
         """The config and the weights."""
@@ -85,7 +95,7 @@ class GGUF:
         self.companions = Path(self._directory.name)
         write_companions(self._file, self.companions)
 
-    def read_params(self, like: dict, dtype: Any, progress: Tick) -> dict:
+    def read_params(self, like: dict, dtype: Any, progress: weights.Tick) -> dict:
         """The parameters, dequantised tensor by tensor."""
         table = families.get(self.spec.origin.family).table(self.spec)
         return weights.load(self._file, table, self.spec.decoder, like, np.dtype(dtype), progress)
@@ -93,6 +103,10 @@ class GGUF:
     def tokenizer_name(self) -> str:
         """The tokenizer.json made of its metadata."""
         return str(self.companions / "tokenizer.json")
+
+    def tokenizer(self) -> Tokenizer:
+        """That of the metadata."""
+        return load_tokenizer(self.tokenizer_name(), published=True)
 
     def files(self) -> list[Path]:
         """The one file."""
@@ -107,21 +121,25 @@ class TrainedRun:
         self.path = self.companions = self._workdir.path
         self.spec = families.build_spec(self._workdir.read_config()["model"])
 
-    def read_params(self, like: dict, dtype: Any, progress: Tick) -> dict:
+    def read_params(self, like: dict, dtype: Any, progress: weights.Tick) -> dict:
         """The parameters, all at once."""
-        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, np.dtype(dtype), sharding=x.sharding), like)
+        wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, np.dtype(dtype), sharding=x.sharding), like)
         try:
-            params = self._workdir.restore_params(like)
+            params = self._workdir.restore_params(wanted)
         finally:
             self._workdir.close()
-        for path in weights.flatten(params):
-            progress(path)
+        for path, count in sizes(like).items():
+            progress(path, count)
         return params
 
     def tokenizer_name(self) -> str:
         """The tokenizer that the run keeps a copy of."""
         name = self._workdir.read_config()["data"]["tokenizer"]
         return name if name == "bytes" else str(self.path / Path(name).name)
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that the run was trained with."""
+        return self._workdir.tokenizer()
 
     def files(self) -> list[Path]:
         """The newest checkpoint's files."""
@@ -164,12 +182,25 @@ def record(source: Source) -> dict[str, str]:
     return {"path": str(source.path), "sha256": digest.hexdigest()}
 
 
+def sizes(like: dict) -> dict[str, int]:
+    """Bytes of every parameter by its path."""
+    return {path: x.size * x.dtype.itemsize for path, x in weights.flatten(like).items()}
+
+
 @contextmanager
-def progress_bar(like: dict, what: str, show: bool = True) -> Iterator[Tick]:
-    """A bar on a terminal's stderr with the time left, moved by every parameter of `like` that is complete."""
-    sizes = {path: x.size * x.dtype.itemsize for path, x in weights.flatten(like).items()}
+def progress_bar(total: int, what: str, show: bool = True) -> Iterator[Callable[[int], None]]:
+    """A bar of `total` bytes with the time left, on a terminal's stderr, of what takes longer than `PATIENCE`."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not (show and console.is_terminal)) as progress:
-        task = progress.add_task(what, total=sum(sizes.values()))
-        yield lambda path: progress.advance(task, sizes[path])
+    console, begin = Console(stderr=True), time.monotonic()
+    progress = Progress(*columns, console=console, transient=True, disable=not (show and console.is_terminal))
+    task = progress.add_task(what, total=total)
+
+    def advance(count: int) -> None:
+        progress.advance(task, count)
+        if time.monotonic() - begin > PATIENCE:
+            progress.start()
+
+    try:
+        yield advance
+    finally:
+        progress.stop()

@@ -36,6 +36,18 @@ class Row:
             raise ValueError(f"row {self.name}: {len(self.paths)} paths need as many parts, got {self.parts}")
 
 
+@dataclass(frozen=True)
+class Spelling:
+    """Another beginning of all names that begin with `usual`, which some files have instead."""
+
+    usual: str
+    other: str
+
+    def __call__(self, name: str) -> str:
+        """A name in this spelling."""
+        return self.other + name.removeprefix(self.usual) if name.startswith(self.usual) else name
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """All rows of a model.
@@ -43,18 +55,21 @@ class Table:
     Attributes:
       around: rows outside the layers; paths from the root of the parameters.
       layers: rows of each layer in the order in which they run; paths within the block, {i} in names is its number.
-      ignored: regular expressions of tensors that hold no parameters (buffers, heads that we don't run).
-      optional_prefix: what some files leave out at the beginning of every name.
+      ignored: regular expressions of tensors that hold no parameters of their own (buffers, tied heads).
+      left_out: parts of the checkpoint that are not part of the model, each a regular expression of its tensors;
+        who reads such a file is told.
+      spellings: other beginnings of the names, of which a file has one throughout.
     """
 
     around: tuple[Row, ...]
     layers: tuple[tuple[Row, ...], ...]
     ignored: tuple[str, ...] = ()
-    optional_prefix: str = ""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    spellings: tuple[Spelling, ...] = ()
 
     def is_ignored(self, name: str) -> bool:
         """True for a tensor that is left out on purpose."""
-        return any(re.fullmatch(pattern, name) for pattern in self.ignored)
+        return any(re.fullmatch(pattern, name) for pattern in (*self.ignored, *self.left_out.values()))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,9 @@
 """Parameters through a weight table, both ways: every tensor of theirs once, every leaf of ours once."""
 
 import itertools
+import logging
+import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -11,6 +14,11 @@ import numpy as np
 from transformer.checkpoints.table import Row, Table, places
 from transformer.checkpoints.tensors import CheckpointError, TensorFiles
 from transformer.spec import Stack
+
+log = logging.getLogger(__name__)
+
+# Told the path of a leaf and how many more of its bytes are in place; they add up to its size when it is complete.
+Tick = Callable[[str, int], None]
 
 
 @dataclass(frozen=True)
@@ -74,24 +82,21 @@ def to_theirs(row: Row, slices: list[np.ndarray]) -> np.ndarray:
     return einops.rearrange(fused, f"{ours} -> {theirs}", **_inverse_sizes(row))
 
 
-def load(
-    files: TensorFiles, table: Table, stack: Stack, like: dict, dtype: np.dtype, progress: Callable[[str], None]
-) -> dict:
+def load(files: TensorFiles, table: Table, stack: Stack, like: dict, dtype: np.dtype, progress: Tick) -> dict:
     """Our parameters from their tensors, each read when a shard of ours needs it and placed there at once.
 
     Args:
       like: abstract parameters with the sharding of every leaf.
-      progress: told the path of every leaf when it is complete.
+      progress: told of every tensor that is in place.
 
     Raises:
       CheckpointError: tensors without a leaf, leaves without a tensor, or shapes that differ; before anything is read.
     """
-    prefix = table.optional_prefix
-    bare = bool(prefix) and not any(name.startswith(prefix) for name in files.names)
     found = list(links(table, stack))
-    names = {link.name: link.name.removeprefix(prefix) if bare else link.name for link in found}
+    names = _spelled(files, table, [link.name for link in found])
     shapes = {path: leaf.shape for path, leaf in flatten(like).items()}
     _check(files, table, found, names, shapes)
+    _tell(files, table)
     sources: dict[str, dict[tuple[int, ...], tuple[Link, int]]] = {path: {} for path in shapes}
     for link in found:
         for part, (path, index) in enumerate(link.leaves):
@@ -100,17 +105,27 @@ def load(
     def leaf(path, abstract):
         path = jax.tree_util.keystr(path, simple=True, separator="/")
 
+        told, size = 0, abstract.size * abstract.dtype.itemsize
+        here = math.prod(abstract.sharding.shard_shape(abstract.shape)) * len(abstract.sharding.addressable_devices)
+
+        def placed(elements: int) -> None:
+            nonlocal told
+            # The last byte is told of when the array is made.
+            more = min(size * elements // here, size - told - 1)
+            told += more
+            progress(path, more)
+
         def shard(where: tuple[slice, ...]) -> np.ndarray:
-            return _shard(files, names, sources[path], abstract.shape, where, dtype)
+            return _shard(files, names, sources[path], abstract.shape, where, dtype, placed)
 
         made = jax.make_array_from_callback(abstract.shape, abstract.sharding, shard)
-        progress(path)
+        progress(path, size - told)
         return made
 
     return jax.tree_util.tree_map_with_path(leaf, like)
 
 
-def _shard(files, names, source, shape, where, dtype) -> np.ndarray:
+def _shard(files, names, source, shape, where, dtype, placed) -> np.ndarray:
     """A region of one leaf: only the tensors that lie in it are read."""
     where = tuple(slice(*w.indices(size)) for w, size in zip(where, shape, strict=True))
     out = np.empty([len(range(w.start, w.stop)) for w in where], dtype)
@@ -119,8 +134,23 @@ def _shard(files, names, source, shape, where, dtype) -> np.ndarray:
         if all(w.start <= i < w.stop for i, w in zip(index, where, strict=False)):
             tensor = to_ours(link.row, files.read(names[link.name]))[part]
             at = tuple(i - w.start for i, w in zip(index, where, strict=False))
-            out[at] = tensor[where[depth:]].astype(dtype)
+            out[at] = tensor[where[depth:]]  # rounds as it copies: a rounded tensor never lies beside it
+            placed(out[at].size)
     return out
+
+
+def _spelled(files: TensorFiles, table: Table, names: list[str]) -> dict[str, str]:
+    """The table's names as the files spell them: whichever way finds most of them."""
+    spellings = ({name: spell(name) for name in names} for spell in (str, *table.spellings))
+    return max(spellings, key=lambda spelled: len(files.names.intersection(spelled.values())))
+
+
+def _tell(files: TensorFiles, table: Table) -> None:
+    """Says which parts of a checkpoint are not part of the model."""
+    counts = {part: sum(bool(re.fullmatch(p, name)) for name in files.names) for part, p in table.left_out.items()}
+    if any(counts.values()):
+        parts = " and ".join(f"{part} ({count} tensors)" for part, count in counts.items() if count)
+        log.warning("the model is read without %s, which are left out", parts)
 
 
 def _check(files: TensorFiles, table: Table, found: list[Link], names: dict, shapes: dict) -> None:

@@ -51,7 +51,7 @@ def build_spec(model: Mapping[str, Any]) -> Model:
     dims = from_mapping(get(name).Dims, values, "model.")
     for field in POSITIVE:
         value = getattr(dims, field, 1)
-        check(value >= 1, f"model.{field}", value, "use at least 1")
+        check(value is None or value >= 1, f"model.{field}", value, "use at least 1")
     try:
         return make(name, dims)
     except SpecError as error:

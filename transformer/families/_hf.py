@@ -16,7 +16,8 @@ HARMLESS = frozenset({
     "task_specific_params", "gradient_checkpointing", "return_dict", "output_attentions", "output_hidden_states",
     "attn_implementation", "_attn_implementation", "id2label", "label2id", "problem_type", "seq_aux", "aux_loss_alpha",
     "ep_size", "num_nextn_predict_layers", "auto_map", "n_ctx", "reorder_and_upcast_attn", "quantization_config",
-    "chunk_size_feed_forward", "is_encoder_decoder", "is_decoder", "router_jitter_noise", "experts_implementation",
+    "chunk_size_feed_forward", "is_encoder_decoder", "is_decoder", "output_past", "router_jitter_noise",
+    "experts_implementation",
 })  # fmt: skip
 
 
@@ -30,6 +31,7 @@ class HFConfig:
     def __init__(self, values: Mapping[str, Any]):
         self._values = dict(values)
         self._read = set(HARMLESS)
+        self._groups: list[HFConfig] = []
 
     def take(self, name: str, *default: Any) -> Any:
         """The value of a field; without a default it is required.
@@ -43,6 +45,17 @@ class HFConfig:
         if not default:
             raise SettingsError(f"config.json: {name} is missing; this family's checkpoints state it")
         return default[0]
+
+    def group(self, name: str, missing: Mapping[str, Any]) -> "HFConfig":
+        """The config within a config, read like one; `missing` has the values of fields that its files leave out.
+
+        Raises:
+          SettingsError: it is missing, or no group of fields.
+        """
+        values = self.take(name)
+        self.require(isinstance(values, Mapping), name, values, "expected a group of fields")
+        self._groups.append(HFConfig({**missing, **values}))
+        return self._groups[-1]
 
     def expect(self, name: str, *values: Any) -> None:
         """A field that may only be one of `values`, or absent.
@@ -127,6 +140,8 @@ class HFConfig:
         rest = {name: value for name, value in self._values.items() if name not in self._read}
         if rest:
             raise SettingsError(f"config.json: fields that are not implemented: {rest}; remove them if they are unused")
+        for group in self._groups:
+            group.finish()
 
 
 def _float(values: dict[str, Any], name: str) -> float:

@@ -68,6 +68,7 @@ def from_hf(c: _hf.HFConfig) -> Dims:
     default = [i % 2 == 0 for i in range(dims["num_layers"])]
     slides = _hf.sliding(c, dims["num_layers"], default)
     c.require(slides == default, "layer_types", slides, "expected sliding and full layers in turns")
+    c.expect("sliding_window_size", c.take("sliding_window"))  # a second spelling of the same
     theta, scaling = c.rope(theta=1e4)
     c.refuse_scaling(scaling)
     return Dims(

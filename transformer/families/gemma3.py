@@ -1,12 +1,38 @@
-"""Gemma 3, text model (Gemma Team 2025): sandwich norms, QK-norm, five local layers to one global, GeGLU."""
+"""Gemma 3, text model (Gemma Team 2025): sandwich norms, QK-norm, five local layers to one global, GeGLU.
 
+The checkpoints that see images too hold it as their `text_config` and `language_model`; what sees is left out.
+"""
+
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 from transformer import spec as s
+from transformer.checkpoints.table import Spelling, Table
 from transformer.families import _hf, gemma2
 
-MODEL_TYPES = ("gemma3_text",)
+MULTIMODAL = "gemma3"
+MODEL_TYPES = ("gemma3_text", MULTIMODAL)
+# Published `text_config` groups state only what differs from these (huggingface/transformers, Gemma3TextConfig).
+TEXT_CONFIG = {
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "intermediate_size": 9216,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+}
+# Fields beside `text_config`: how images are seen, and which tokens stand for them.
+IMAGES = ("vision_config", "mm_tokens_per_image", "image_token_index", "boi_token_index", "eoi_token_index",
+          "image_token_id", "boi_token_id", "eoi_token_id")  # fmt: skip
+# Where the text model's tensors lie in such a checkpoint: as published, and as `transformers` 5 names them inside.
+SPELLINGS = (Spelling("model.", "language_model.model."), Spelling("model.", "model.language_model."))
+PARTS = ("vision_tower", "multi_modal_projector")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +94,19 @@ def spec(dims: Dims) -> s.Model:
     return gemma2.decoder(dims, layers, dims.pattern, dims.final_softcap)
 
 
-table = gemma2.table
+def table(model: s.Model) -> Table:
+    """Gemma's names, wherever they lie."""
+    left_out = {part: rf"(model\.)?{part}\..*" for part in PARTS}
+    return dataclasses.replace(gemma2.table(model), spellings=SPELLINGS, left_out=left_out)
 
 
 def from_hf(c: _hf.HFConfig) -> Dims:
-    """The dimensions that a Hugging Face config states."""
+    """The dimensions of the text model that a Hugging Face config states."""
+    if c.take("model_type") == MULTIMODAL:
+        for name in IMAGES:
+            c.take(name, None)
+        c.expect("tie_word_embeddings", True)
+        c = c.group("text_config", TEXT_CONFIG)
     gemma2.expect(c)
     c.expect("attn_logit_softcapping", None)
     dims = _hf.decoder_dims(c)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from transformer import spec as s
-from transformer.checkpoints.table import Row, Table
+from transformer.checkpoints.table import Row, Spelling, Table
 from transformer.families import _hf, _rows
 
 MODEL_TYPES = ("gpt2",)
@@ -13,13 +13,14 @@ MODEL_TYPES = ("gpt2",)
 
 @dataclass(frozen=True, kw_only=True)
 class Dims:
-    """Field names of the paper's table 2; the feed-forward is four times as wide as the model."""
+    """Field names of the paper's table 2; the feed-forward is four times as wide as the model unless `d_ff` says."""
 
     vocab_size: int
     d_model: int
     num_layers: int
     num_heads: int
     max_length: int
+    d_ff: int | None = None
 
 
 def block(d_model: int, d_ff: int, num_heads: int, head_dim: int, window: int | None = None) -> s.Block:
@@ -45,7 +46,7 @@ def spec(dims: Dims) -> s.Model:
     """The decoder of GPT-2; the head is the token table."""
     if dims.d_model % dims.num_heads:
         raise s.SpecError(f"model.d_model={dims.d_model}: must be a multiple of num_heads={dims.num_heads}")
-    layer = block(dims.d_model, 4 * dims.d_model, dims.num_heads, dims.d_model // dims.num_heads)
+    layer = block(dims.d_model, dims.d_ff or 4 * dims.d_model, dims.num_heads, dims.d_model // dims.num_heads)
     return s.Model(
         vocab_size=dims.vocab_size,
         d_model=dims.d_model,
@@ -83,7 +84,7 @@ def table(model: s.Model) -> Table:
     )
     buffers = (r".*\.attn\.(masked_)?bias", r"lm_head\.weight")
     layers = tuple(map(layer, model.decoder.layers))
-    return Table(around=around, layers=layers, ignored=buffers, optional_prefix="transformer.")
+    return Table(around=around, layers=layers, ignored=buffers, spellings=(Spelling("transformer.", ""),))
 
 
 def from_hf(c: _hf.HFConfig) -> Dims:
@@ -94,13 +95,15 @@ def from_hf(c: _hf.HFConfig) -> Dims:
     c.expect("scale_attn_by_inverse_layer_idx", False)
     c.expect("add_cross_attention", False)
     c.expect("tie_word_embeddings", True)
-    c.expect("n_inner", None, 4 * c.take("n_embd"))
+    inner, width = c.take("n_inner", None), c.count("n_embd")
+    usual = inner is None or c.count("n_inner") == 4 * width
     return Dims(
         vocab_size=c.take("vocab_size"),
-        d_model=c.take("n_embd"),
+        d_model=width,
         num_layers=c.take("n_layer"),
         num_heads=c.take("n_head"),
         max_length=c.take("n_positions"),
+        d_ff=None if usual else inner,
     )
 
 
@@ -114,6 +117,7 @@ def to_hf(dims: Dims) -> dict[str, Any]:
         "n_layer": dims.num_layers,
         "n_head": dims.num_heads,
         "n_positions": dims.max_length,
+        "n_inner": dims.d_ff,
         "activation_function": "gelu_new",
         "layer_norm_epsilon": NORM.eps,
         "tie_word_embeddings": True,

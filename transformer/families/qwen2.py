@@ -59,6 +59,7 @@ table = _rows.dense_decoder
 def from_hf(c: _hf.HFConfig) -> Dims:
     """The dimensions that a Hugging Face config states."""
     c.expect("hidden_act", "silu")
+    c.expect("use_mrope", False)
     theta, scaling = c.rope()
     dims = _hf.decoder_dims(c)
     window, full = _window(c, dims["num_layers"])

@@ -130,8 +130,9 @@ class _Loop:
         if self.source is None:
             return init_state(self.model, self.optimizer, self.settings.seed, self.mesh)
         source, like = sources.open_source(self.source["path"]), self.like.params
-        with sources.progress_bar(like, f"reading {source.path.name}", not self.quiet) as tick:
-            params = source.read_params(like, "float32", tick)
+        total = sum(sources.sizes(like).values())
+        with sources.progress_bar(total, f"reading {source.path.name}", not self.quiet) as advance:
+            params = source.read_params(like, "float32", lambda path, count: advance(count))
         return state_of(params, self.model, self.optimizer, self.mesh)
 
     def _steps(self, state: TrainState, step: int, steps: int) -> tuple[TrainState, int, dict[str, float]]:
