@@ -1,5 +1,6 @@
 """The few names that a notebook needs."""
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -84,9 +85,17 @@ def read(
     mesh: Mesh | None = None,
     progress: Callable[[str], None] = lambda _: None,
     show: bool = False,
+    unrolled: bool = False,
     **compute: Any,
 ) -> tuple[Transformer, dict]:
-    """(model, parameters) of an opened source; `show` draws a progress bar on a terminal, the rest as `from_hf`."""
+    """(model, parameters) of an opened source, as `from_hf`.
+
+    Args:
+      show: draws a progress bar on a terminal.
+      unrolled: every layer gets arrays of its own, read straight into them (`generation.unroll`).
+    """
+    if unrolled:
+        source.spec = dataclasses.replace(source.spec, decoder=source.spec.decoder.unrolled)
     model = build(source.spec, **{"dtype": dtype, **compute})
     like = init(model, mesh=mesh or _first_device(), abstract=True)
     left = sources.sizes(like)

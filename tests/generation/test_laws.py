@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -56,7 +55,7 @@ def stepper(family: str):
 def run_chunks(family: str, tokens: np.ndarray, lengths, sizes, width: int, sides: str, fresh: bool = False):
     """Logits [B, T, V] of rows read in chunks of `sizes` tokens, each padded to `width` on its row's side."""
     rows, total = tokens.shape
-    cache = caches.init(common.tiny_spec(family).decoder, rows, total, jnp.float32)
+    cache = caches.init(common.tiny_spec(family).decoder, rows, total, "float32")
     logits = np.zeros((rows, total, common.tiny_spec(family).vocab_size), np.float32)
     start = 0
     for size in sizes:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from tests import common
-from tests.generation.common import GREEDY, NEW, greedy, prompts
+from tests.generation.common import GREEDY, NEW, full_forward, greedy, prompts
 from transformer import generation, sharding
 from transformer.generation import decode as programs
-from transformer.generation.prompts import bucket, make_batch
+from transformer.generation.prompts import bucket, make_batches
 from transformer.nn.model import Transformer
 from transformer.ops.sampling import Sampling
 from transformer.settings import Mesh, SettingsError
@@ -123,7 +123,9 @@ REFUSALS = {
     r"prompts\[0\]=\[1\.5\]: expected": dict(rows=[[1.5]]),
     r"max_new_tokens=0: use at least 1": dict(rows=[[1]], max_new_tokens=0),
     r"eos_ids=300: outside": dict(rows=[[1]], eos_ids=[300]),
-    r"cache_dtype='int8': use one of": dict(rows=[[1]], cache_dtype="int8"),
+    r"cache_dtype='float16': use one of": dict(rows=[[1]], cache_dtype="float16"),
+    "batch_size=0": dict(rows=[[1]], batch_size=0),
+    "prefill_chunk=0": dict(rows=[[1]], prefill_chunk=0),
     r"seed=-1: use an integer": dict(rows=[[1]], seed=-1),
     r"seed=\[1\]: use one seed, or one for each of 2": dict(rows=[[1], [1]], seed=[1]),
     r"max_new_tokens=250: .* ends at 256: .*\(7 tokens\) at most 249 fit": dict(
@@ -143,7 +145,7 @@ def test_a_learned_position_table_can_be_filled_to_the_end():
     assert len(done.tokens) == 6 and np.isfinite(done.logprobs).all()
 
 
-@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+@pytest.mark.parametrize("dtype", [None, "bfloat16", "int8"])
 def test_the_cache_has_the_dtype_asked_for(dtype, monkeypatch):
     states, run = [], programs.prefill
     monkeypatch.setattr(generation.tokens, "prefill", lambda *args: states.append(out := run(*args)) or out)
@@ -164,34 +166,83 @@ def test_buckets_hold_their_lengths_and_waste_at_most_half():
 def test_new_lengths_seeds_and_end_tokens_within_a_bucket_compile_nothing():
     rows = prompts(FAMILY)
     generate(rows, sampling=WARM)
-    before = programs.prefill._cache_size(), programs.decode._cache_size()
+    before = programs_made()
     again = [row[:-1] for row in rows]
     generate(again, sampling=Sampling(temperature=1.0), seed=3, max_new_tokens=NEW - 1, eos_ids=[9])
     generate(again, sampling=WARM, seed=[1, 2, 3, 4], on_token=lambda row, token: token == 7)
+    generate(rows, sampling=Sampling(temperature=0.3))
     # An equal model, made anew, is the same program.
     same = Transformer(common.tiny_spec(FAMILY), common.model(FAMILY).compute)
     generation.generate(same, common.params(FAMILY), rows, max_new_tokens=NEW, sampling=WARM)
-    assert (programs.prefill._cache_size(), programs.decode._cache_size()) == before
+    assert programs_made() == before
 
 
-def compiled_decode(layers: int):
+@pytest.mark.parametrize("chunk", [1, 8, 12, 29, 30])
+def test_prompts_read_in_chunks_draw_the_same(chunk):
+    """Edges of chunks on and off the window's, and prompts that end in any of them."""
+    for family in ("gemma3", "deepseek_v3"):
+        assert [c.tokens for c in generate(prompts(family), family, prefill_chunk=chunk)] == [
+            c.tokens for c in greedy(family)
+        ]
+
+
+def test_a_long_prompt_of_another_length_is_read_by_the_same_program():
+    generate([[1] * 45], prefill_chunk=16)
+    before = programs_made()
+    generate([[2] * 41], prefill_chunk=16)
+    assert programs_made() == before
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_batches_of_any_size_draw_the_same(size, sampling):
+    rows = [*prompts(FAMILY), prompts(FAMILY)[1]]
+    told = []
+    got = generate(rows, sampling=sampling, batch_size=size, on_batch=lambda *counts: told.append(counts))
+    assert [c.tokens for c in got] == [c.tokens for c in generate(rows, sampling=sampling)]
+    assert told[-1] == (len(rows), len(rows) * NEW) and len(told) == -(-len(rows) // size)
+
+
+def test_a_repetition_penalty_counts_the_prompt_and_what_was_drawn():
+    rows, penalty = prompts(FAMILY), 1.3
+    done = generate(rows, sampling=Sampling(temperature=0.0, repetition_penalty=penalty))
+    logits = full_forward(FAMILY, [[*p, *c.tokens] for p, c in zip(rows, done, strict=True)])
+    for i, (prompt, completion) in enumerate(zip(rows, done, strict=True)):
+        for n, token in enumerate(completion.tokens):
+            seen = [*prompt, *completion.tokens[:n]]
+            scores = logits[i, len(seen) - 1].copy()
+            old = scores[seen]
+            scores[seen] = np.where(old > 0, old / penalty, old * penalty)
+            assert scores[token] >= scores.max() - 1e-4
+    assert [c.tokens for c in done] != [c.tokens for c in greedy(FAMILY)]
+
+
+def programs_made() -> tuple[int, ...]:
+    """How many programs of each kind exist."""
+    return tuple(f._cache_size() for f in (programs.absorb, programs.begin, programs.decode))
+
+
+def compiled_decode(layers: int, cache_dtype: str = "float32"):
     """Memory of the compiled decode program of a deep model with long caches, and bytes of its whole cache."""
     spec = common.tiny_spec(FAMILY)
     decoder = dataclasses.replace(spec.decoder, repeats=layers)
     model = Transformer(dataclasses.replace(spec, decoder=decoder), common.model(FAMILY).compute)
     params = nn.unbox(common.abstract_params(model))
-    batch = make_batch(model, [[1] * 100] * 4, 900, seed=0)
-    plan = programs.Plan(GREEDY, batch.capacity, "float32")
-    prefill = functools.partial(programs.prefill.__wrapped__, model, plan=plan)
-    ends = np.array([-1], np.int32)
-    state, _ = jax.eval_shape(prefill, params, batch.tokens, batch.lengths, batch.lengths, batch.seeds, ends)
+    [batch] = make_batches(model, [[1] * 100] * 4, 900, seed=0, size=4, chunk=2048)
+    plan, method, ends = programs.Plan(batch.capacity, cache_dtype, 2048), GREEDY.method(), np.array([-1], np.int32)
+    absorb = functools.partial(programs.absorb.__wrapped__, model, read=None, plan=plan)
+    read = jax.eval_shape(absorb, params, batch.tokens, np.int32(0), batch.lengths)
+    begin = functools.partial(programs.begin.__wrapped__, model)
+    rest = batch.tokens, batch.lengths, batch.lengths, batch.seeds, ends, method
+    state, _ = jax.eval_shape(begin, params, read.features, read.cache, *rest)
     whole = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state.cache))
-    return programs.decode.lower(model, params, state, np.int32(8), ends, plan).compile().memory_analysis(), whole
+    return programs.decode.lower(model, params, state, np.int32(8), ends, method).compile().memory_analysis(), whole
 
 
-def test_decoding_writes_the_donated_cache_in_place():
+@pytest.mark.parametrize("cache_dtype", ["float32", "int8"])
+def test_decoding_writes_the_donated_cache_in_place(cache_dtype):
     layers = 12
-    memory, whole = compiled_decode(layers)
+    memory, whole = compiled_decode(layers, cache_dtype)
     assert whole <= memory.alias_size_in_bytes <= whole + 1024
     # Room to bring one layer into the shape of a matmul, never a second cache.
     assert memory.temp_size_in_bytes < whole / 3
@@ -208,7 +259,7 @@ def test_a_mesh_changes_nothing(family, sizes):
     params = jax.device_put(common.params(family), common.shardings(model, mesh))
     ask = functools.partial(generation.generate, model, params, max_new_tokens=NEW, sampling=GREEDY)
     want = greedy(family)
-    before = programs.prefill._cache_size(), programs.decode._cache_size()
+    before = programs_made()
     with jax.set_mesh(mesh), warnings.catch_warnings():
         # A cache that comes back laid out otherwise could not be reused: JAX would warn.
         warnings.simplefilter("error")
@@ -217,4 +268,4 @@ def test_a_mesh_changes_nothing(family, sizes):
         some = ask(prompts(family)[:3])
     assert [c.tokens for c in completions] == [c.tokens for c in want]
     assert [c.tokens for c in some] == [c.tokens for c in completions[:3]]
-    assert (programs.prefill._cache_size(), programs.decode._cache_size()) == (before[0] + 1, before[1] + 1)
+    assert programs_made() == tuple(n + 1 for n in before)

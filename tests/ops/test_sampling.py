@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer.ops.sampling import Sampling, filter_logits, sample
+from transformer.ops.sampling import Sampling, filter_logits, penalize, sample
 
 VOCAB = 12
-filter_jitted = jax.jit(filter_logits, static_argnums=1)
-sample_jitted = jax.jit(sample, static_argnums=3)
+filter_jitted = jax.jit(filter_logits)
+sample_jitted = jax.jit(sample)
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
@@ -60,7 +60,7 @@ METHODS = [
 )
 def test_filters_keep_what_their_definitions_say(steps, sampling):
     logits = np.array(steps, np.float32) / 4
-    got = np.asarray(jax.nn.softmax(filter_jitted(logits[None], sampling)))[0]
+    got = np.asarray(jax.nn.softmax(filter_jitted(logits[None], sampling.method())))[0]
     want = distribution(logits, sampling)
     np.testing.assert_array_equal(got > 0, want > 0)
     np.testing.assert_allclose(got, want, atol=1e-5)
@@ -69,7 +69,7 @@ def test_filters_keep_what_their_definitions_say(steps, sampling):
 def test_ties_with_the_last_kept_token_are_kept():
     logits = jnp.array([[2.0, 1.0, 1.0, 0.0]])
     for sampling in (Sampling(top_k=2), Sampling(top_p=0.6)):
-        kept = np.isfinite(np.asarray(filter_logits(logits, sampling)))[0]
+        kept = np.isfinite(np.asarray(filter_logits(logits, sampling.method())))[0]
         assert kept.tolist() == [True, True, True, False]
 
 
@@ -81,7 +81,7 @@ def test_draws_follow_the_distribution(sampling):
     # Half of the draws differ by key, half by position.
     seeds = jnp.arange(draws) // 2
     keys = jax.vmap(jax.random.key)(seeds)
-    tokens = sample_jitted(jnp.broadcast_to(logits, (draws, VOCAB)), keys, jnp.arange(draws) % 2, sampling)
+    tokens = sample_jitted(jnp.broadcast_to(logits, (draws, VOCAB)), keys, jnp.arange(draws) % 2, sampling.method())
     counts = np.bincount(np.asarray(tokens), minlength=VOCAB)
     assert counts[want == 0].sum() == 0
     expected = draws * want[want > 0]
@@ -93,7 +93,7 @@ def test_draws_follow_the_distribution(sampling):
 
 def test_greedy_takes_the_largest_logit_and_needs_no_key():
     logits = jnp.array([[0.0, 3.0, 1.0], [5.0, 3.0, 1.0]])
-    draw = functools.partial(sample, logits, positions=jnp.arange(2), sampling=Sampling(temperature=0.0))
+    draw = functools.partial(sample, logits, positions=jnp.arange(2), method=Sampling(temperature=0.0).method())
     assert draw(keys=jax.random.split(jax.random.key(0), 2)).tolist() == [1, 0]
     assert draw(keys=jax.random.split(jax.random.key(1), 2)).tolist() == [1, 0]
 
@@ -104,10 +104,10 @@ def test_a_draw_depends_on_its_own_key_and_position_only():
     keys = jax.random.split(jax.random.key(0), 6)
     positions = jnp.arange(6) * 7
     order = jnp.array([4, 2, 0, 5, 1, 3])
-    whole = sample(logits, keys, positions, Sampling())
-    mixed = sample(logits[order], keys[order], positions[order], Sampling())
+    whole = sample(logits, keys, positions, Sampling().method())
+    mixed = sample(logits[order], keys[order], positions[order], Sampling().method())
     assert mixed.tolist() == whole[order].tolist()
-    many = sample(jnp.zeros((64, VOCAB)), keys[jnp.zeros(64, int)], jnp.arange(64), Sampling())
+    many = sample(jnp.zeros((64, VOCAB)), keys[jnp.zeros(64, int)], jnp.arange(64), Sampling().method())
     assert len(set(many.tolist())) > 6, "the position does not reach the draw"
 
 
@@ -125,3 +125,17 @@ def test_a_draw_depends_on_its_own_key_and_position_only():
 def test_values_without_a_meaning_are_refused(field, value):
     with pytest.raises(ValueError, match=f"^{field}="):
         Sampling(**{field: value})
+
+
+def test_a_penalty_makes_seen_tokens_less_likely_whatever_their_sign():
+    logits = jnp.array([[2.0, -2.0, 2.0, -2.0]])
+    got = penalize(logits, Sampling(repetition_penalty=2.0).method(), jnp.array([[True, True, False, False]]))
+    assert got.tolist() == [[1.0, -4.0, 2.0, -2.0]]
+
+
+def test_numbers_are_no_part_of_a_program():
+    a, b = Sampling(temperature=0.5, top_p=0.9, min_p=0.1), Sampling(temperature=1.5, top_p=0.3, min_p=0.2)
+    assert jax.tree.structure(a.method()) == jax.tree.structure(b.method())
+    assert jax.tree.structure(a.method()) != jax.tree.structure(Sampling(top_p=0.9).method())
+    greedy = Sampling(temperature=0.0, top_k=3, top_p=0.5).method()
+    assert jax.tree.structure(greedy) == jax.tree.structure(Sampling(temperature=0.0).method())

@@ -35,7 +35,7 @@ class Source(Protocol):
 
     Attributes:
       path: where it lies.
-      spec: what the model is.
+      spec: what the model is; may be laid out otherwise before the parameters are read (`Stack.unrolled`).
       companions: the directory of its tokenizer, chat template and generation config.
     """
 

@@ -1,6 +1,7 @@
 """The compiled half of generation: one pass over the prompts, then a loop of single-token steps.
 
-Both are compiled once per model, batch size, bucket of lengths, sampling method and mesh.
+They are compiled once per model, batch size, bucket of lengths, steps of the sampling method and mesh; neither the
+method's numbers nor a prompt's length within its bucket make another program.
 """
 
 import dataclasses
@@ -9,13 +10,14 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key, UInt
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key, UInt
 
 from transformer import axes as ax
 from transformer import sharding
 from transformer.nn.model import Transformer
 from transformer.ops import cache as caches
-from transformer.ops.sampling import Sampling, sample
+from transformer.ops.sampling import Method, penalize, sample
 
 # Columns of a decode call's output: the most steps that one call can take.
 MAX_STEPS = 64
@@ -30,11 +32,14 @@ class Plan:
     Attributes:
       capacity: positions that the cache of a full layer holds.
       cache_dtype: of keys and values at rest.
+      chunk: tokens of a prompt that are read at once.
+      slack: tokens that may be written and dropped again (`ops.cache.init`).
     """
 
-    sampling: Sampling
     capacity: int
-    cache_dtype: str
+    cache_dtype: caches.CacheDType
+    chunk: int
+    slack: int = 0
 
 
 @jax.tree_util.register_dataclass
@@ -48,6 +53,7 @@ class State:
       positions: [B] its absolute position.
       left: [B] tokens that the row may still draw; 0: it has finished.
       keys: [B] random keys, the same at every step.
+      seen: [B, V] True for tokens that the row has; None where nobody asks.
     """
 
     cache: caches.StackCache
@@ -55,6 +61,7 @@ class State:
     positions: Int[Array, " B"]
     left: Int[Array, " B"]
     keys: Key[Array, " B"]
+    seen: Bool[Array, "B V"] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -66,39 +73,104 @@ class Drawn:
     logprobs: Float[Array, "B N"]
 
 
-@functools.partial(jax.jit, static_argnames=("model", "plan"))
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Read:
+    """Prompts read so far: what `absorb` hands to itself.
+
+    Attributes:
+      features: [B, 1, D] of the last token of each row that has been read to its end.
+    """
+
+    cache: caches.StackCache
+    features: Float[Array, "B 1 D"]
+
+
 def prefill(
     model: Transformer,
     params: dict,
+    prompts: Int[np.ndarray, "B P"],
+    lengths: Int[np.ndarray, " B"],
+    left: Int[np.ndarray, " B"],
+    seeds: UInt[np.ndarray, "B 3"],
+    ends: Int[np.ndarray, " E"],
+    method: Method,
+    plan: Plan,
+) -> tuple[State, Drawn]:
+    """Reads prompts, padded on the right, and draws the first token of each row (Drawn of one column).
+
+    Args:
+      prompts: P is at most `plan.chunk`, or a multiple of it: they are read so many tokens at a time.
+      left: tokens that each row may draw; 0 in a row without a prompt.
+      seeds: what the random keys are made of (`prompts.Batch`).
+      ends: tokens that end a row; `NOTHING` is never drawn.
+    """
+    width, read = min(plan.chunk, prompts.shape[1]), None
+    for start in range(0, prompts.shape[1], width):
+        read = absorb(model, params, prompts[:, start : start + width], np.int32(start), lengths, read, plan)
+    return begin(model, params, read.features, read.cache, prompts, lengths, left, seeds, ends, method)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "plan"), donate_argnames="read")
+def absorb(
+    model: Transformer,
+    params: dict,
+    tokens: Int[Array, "B T"],
+    start: Int[Array, ""],
+    lengths: Int[Array, " B"],
+    read: Read | None,
+    plan: Plan,
+) -> Read:
+    """Reads the prompts' next T tokens, from position `start`; None: these are the first. `read` is used up."""
+    positions = start + jnp.arange(tokens.shape[1], dtype=jnp.int32)
+    positions = jnp.where(positions < lengths[:, None], positions, -1)
+    fresh = read is None
+    if read is None:
+        cache = caches.init(model.spec.decoder, tokens.shape[0], plan.capacity, plan.cache_dtype, plan.slack)
+    else:
+        cache = read.cache
+    x, cache = features(model, params, tokens, positions, cache, fresh)
+    last = lengths - 1 - start
+    x = jnp.take_along_axis(x, jnp.clip(last, 0, tokens.shape[1] - 1)[:, None, None], axis=1)
+    if read is not None:
+        x = jnp.where((last >= 0)[:, None, None], x, read.features)
+    return Read(_pin_cache(model, cache), x)
+
+
+@functools.partial(jax.jit, static_argnames="model", donate_argnames="cache")
+def begin(
+    model: Transformer,
+    params: dict,
+    features: Float[Array, "B 1 D"],
+    cache: caches.StackCache,
     prompts: Int[Array, "B P"],
     lengths: Int[Array, " B"],
     left: Int[Array, " B"],
     seeds: UInt[Array, "B 3"],
     ends: Int[Array, " E"],
-    plan: Plan,
+    method: Method,
 ) -> tuple[State, Drawn]:
-    """Reads whole prompts, padded on the right, and draws the first token of each row (Drawn of one column).
-
-    Args:
-      left: tokens that each row may draw; 0 in a row without a prompt.
-      seeds: what the random keys are made of (`prompts.Batch`).
-      ends: tokens that end a row; `NOTHING` is never drawn.
-    """
-    index = jnp.arange(prompts.shape[1], dtype=jnp.int32)
-    positions = jnp.where(index < lengths[:, None], index, -1)
-    cache = caches.init(model.spec.decoder, prompts.shape[0], plan.capacity, jnp.dtype(plan.cache_dtype))
-    x, cache = _features(model, params, prompts, positions, cache, fresh=True)
-    last = jnp.maximum(lengths - 1, 0)
-    x = jnp.take_along_axis(x, last[:, None, None], axis=1)
-    keys = jax.vmap(_row_key)(seeds)
-    state = State(cache=cache, tokens=jnp.zeros_like(lengths), positions=lengths - 1, left=left, keys=keys)
-    state, tokens, logprobs = _draw(model, params, x, state, ends, plan)
+    """Draws the first token of each row after its prompt, from what `absorb` gave; `cache` is used up."""
+    seen = None
+    if method.repetition_penalty is not None:
+        rows, width = jnp.arange(prompts.shape[0])[:, None], prompts.shape[1]
+        real = jnp.arange(width) < lengths[:, None]
+        seen = jnp.zeros((prompts.shape[0], model.spec.vocab_size), bool).at[rows, prompts].max(real)
+    state = State(
+        cache=cache,
+        tokens=jnp.zeros_like(lengths),
+        positions=lengths - 1,
+        left=left,
+        keys=jax.vmap(_row_key)(seeds),
+        seen=seen,
+    )
+    state, tokens, logprobs = draw(model, params, features, state, ends, method)
     return _pin(model, state), _replicate(model, Drawn(tokens[:, None], logprobs[:, None]))
 
 
-@functools.partial(jax.jit, static_argnames=("model", "plan"), donate_argnames="state")
+@functools.partial(jax.jit, static_argnames="model", donate_argnames="state")
 def decode(
-    model: Transformer, params: dict, state: State, steps: Int[Array, ""], ends: Int[Array, " E"], plan: Plan
+    model: Transformer, params: dict, state: State, steps: Int[Array, ""], ends: Int[Array, " E"], method: Method
 ) -> tuple[State, Drawn]:
     """Draws up to `steps` <= MAX_STEPS more tokens a row, fewer when every row ends before; `state` is used up."""
 
@@ -109,8 +181,8 @@ def decode(
     def advance(carry):
         step, state, drawn = carry
         positions = jnp.where(state.left > 0, state.positions, -1)
-        x, cache = _features(model, params, state.tokens[:, None], positions[:, None], state.cache)
-        state, tokens, logprobs = _draw(model, params, x, dataclasses.replace(state, cache=cache), ends, plan)
+        x, cache = features(model, params, state.tokens[:, None], positions[:, None], state.cache)
+        state, tokens, logprobs = draw(model, params, x, dataclasses.replace(state, cache=cache), ends, method)
         drawn = Drawn(drawn.tokens.at[:, step].set(tokens), drawn.logprobs.at[:, step].set(logprobs))
         return step + 1, state, drawn
 
@@ -120,16 +192,18 @@ def decode(
     return _pin(model, state), _replicate(model, drawn)
 
 
-def _features(model: Transformer, params: dict, tokens, positions, cache, fresh: bool = False):
+def features(model: Transformer, params: dict, tokens, positions, cache: caches.StackCache, fresh: bool = False):
+    """Final features [B, T, D] of the tokens, and the cache with them written."""
     args = tokens, positions
     return model.apply({"params": params}, *args, cache=cache, fresh=fresh, method="features")
 
 
-def _draw(model: Transformer, params: dict, x: Float[Array, "B 1 D"], state: State, ends: Array, plan: Plan):
+def draw(model: Transformer, params: dict, x: Float[Array, "B 1 D"], state: State, ends: Array, method: Method):
     """The state after one more token in every unfinished row, and the [B] tokens and log probabilities to report."""
     logits = model.apply({"params": params}, x, method="logits")[:, 0]
     active = state.left > 0
-    tokens = jnp.where(active, sample(logits, state.keys, state.positions + 1, plan.sampling), 0)
+    likely = logits if state.seen is None else penalize(logits, method, state.seen)
+    tokens = jnp.where(active, sample(likely, state.keys, state.positions + 1, method), 0)
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
     logprobs = chosen - jax.nn.logsumexp(logits, axis=-1)
     ended = jnp.isin(tokens, ends)
@@ -138,6 +212,7 @@ def _draw(model: Transformer, params: dict, x: Float[Array, "B 1 D"], state: Sta
         tokens=tokens,
         positions=state.positions + 1,
         left=jnp.where(active & ~ended, state.left - 1, 0),
+        seen=None if state.seen is None else state.seen.at[jnp.arange(tokens.shape[0]), tokens].max(active),
     )
     return state, jnp.where(active, tokens, NOTHING), logprobs
 
@@ -149,29 +224,32 @@ def _row_key(seeds: UInt[Array, "3"]) -> Key[Array, ""]:
 
 def _pin(model: Transformer, state: State) -> State:
     """Lays the state out over the mesh, equally before and after a call: only so can its buffers be reused."""
+
+    def pin_row(row: Array) -> Array:
+        return sharding.constrain(row, (ax.BATCH,), model.compute.rules)
+
+    return dataclasses.replace(
+        state,
+        cache=_pin_cache(model, state.cache),
+        tokens=pin_row(state.tokens),
+        positions=pin_row(state.positions),
+        left=pin_row(state.left),
+        seen=None if state.seen is None else sharding.constrain(state.seen, (ax.BATCH, None), model.compute.rules),
+    )
+
+
+def _pin_cache(model: Transformer, cache: caches.StackCache) -> caches.StackCache:
     rules = model.compute.rules
 
     def pin_layer(cache: caches.KVCache) -> caches.KVCache:
         lead = (ax.LAYERS,) * (cache.positions.ndim - 2)
-        slots = (*lead, ax.BATCH, ax.LENGTH)
-        heads = (*slots, ax.ACT_HEADS, None)
-        return dataclasses.replace(
-            cache,
-            keys=sharding.constrain(cache.keys, heads, rules),
-            values=sharding.constrain(cache.values, heads, rules),
-            positions=sharding.constrain(cache.positions, slots, rules),
-        )
+        slots = (*lead, ax.BATCH, ax.ACT_HEADS, ax.LENGTH)
+        names = {"keys": (*slots, None), "values": (*slots, None), "positions": (*lead, ax.BATCH, ax.LENGTH)}
+        names |= {name: slots for name in ("key_scales", "value_scales") if getattr(cache, name) is not None}
+        pinned = {name: sharding.constrain(getattr(cache, name), axes, rules) for name, axes in names.items()}
+        return dataclasses.replace(cache, **pinned)
 
-    def pin_row(row: Array) -> Array:
-        return sharding.constrain(row, (ax.BATCH,), rules)
-
-    return dataclasses.replace(
-        state,
-        cache=jax.tree.map(pin_layer, state.cache, is_leaf=lambda node: isinstance(node, caches.KVCache)),
-        tokens=pin_row(state.tokens),
-        positions=pin_row(state.positions),
-        left=pin_row(state.left),
-    )
+    return cache.map(pin_layer)
 
 
 def _replicate(model: Transformer, drawn: Drawn) -> Drawn:

@@ -3,24 +3,29 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
 from transformer.generation.decode import MAX_STEPS, NOTHING, Drawn, Plan, decode, prefill
-from transformer.generation.prompts import make_batch
+from transformer.generation.prompts import Batch, make_batches
 from transformer.nn.model import Transformer
-from transformer.ops.sampling import Sampling
-from transformer.settings import DType, check
+from transformer.ops.cache import CACHE_DTYPES, CacheDType
+from transformer.ops.sampling import Method, Sampling
+from transformer.settings import check
 
 # Tokens a row between two looks at them, while somebody watches.
 STREAM_STEPS = 8
+# Prompts that run together, and tokens of them that are read at once, unless the caller says otherwise.
+BATCH_SIZE, PREFILL_CHUNK = 64, 2048
 
 # Draws from the model's own distribution.
 PLAIN = Sampling()
 
 # Called with (index of the prompt, token); True ends that row after this token.
 OnToken = Callable[[int, int], bool | None]
+# Called with (prompts done, tokens drawn).
+OnBatch = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -47,8 +52,11 @@ def generate(
     sampling: Sampling = PLAIN,
     seed: int | Sequence[int] = 0,
     eos_ids: Sequence[int] = (),
-    cache_dtype: DType | None = None,
+    cache_dtype: CacheDType | None = None,
+    batch_size: int = BATCH_SIZE,
+    prefill_chunk: int = PREFILL_CHUNK,
     on_token: OnToken | None = None,
+    on_batch: OnBatch | None = None,
 ) -> list[Completion]:
     """Continues each prompt, of any length, independently of its batch mates.
 
@@ -58,7 +66,10 @@ def generate(
 
     Args:
       cache_dtype: of cached keys and values; the model's compute dtype by default.
+      batch_size: prompts that run together; more of them are sorted by length and run one batch after the other.
+      prefill_chunk: tokens of a prompt that are read at once; what a longer one needs for its activations is bounded.
       on_token: sees the tokens of each row in order, in chunks of a few, the end token excluded.
+      on_batch: called after each batch with the numbers of prompts done and of tokens drawn for them.
 
     Raises:
       SettingsError: an empty prompt, an id outside the vocabulary, more tokens than a learned position table has,
@@ -66,31 +77,41 @@ def generate(
     """
     if len(prompts) == 0:
         return []
-    batch = make_batch(model, prompts, max_new_tokens, seed)
+    batches = make_batches(model, prompts, max_new_tokens, seed, batch_size, prefill_chunk)
     vocab_size = model.spec.vocab_size
     for token in eos_ids:
         check(0 <= token < vocab_size, "eos_ids", token, f"outside the model's vocabulary of {vocab_size}")
     ends = frozenset(int(token) for token in eos_ids)
-    # None and one are the same program.
-    end_array = np.array(sorted(ends) or [NOTHING], np.int32)
     cache_dtype = cache_dtype or model.compute.dtype
-    check(cache_dtype in get_args(DType), "cache_dtype", cache_dtype, f"use one of {list(get_args(DType))}")
-    plan = Plan(sampling, batch.capacity, cache_dtype)
-    left = np.where(batch.lengths > 0, max_new_tokens, 0).astype(np.int32)
+    check(cache_dtype in CACHE_DTYPES, "cache_dtype", cache_dtype, f"use one of {list(CACHE_DTYPES)}")
     rows = [_Row(i, ends, max_new_tokens, on_token) for i in range(len(prompts))]
-    steps = MAX_STEPS if on_token is None else STREAM_STEPS
+    done = 0
+    for batch in batches:
+        plan = Plan(batch.capacity, cache_dtype, prefill_chunk)
+        _run(model, params, batch, [rows[i] for i in batch.index], max_new_tokens, sampling.method(), plan)
+        done += len(batch.index)
+        if on_batch is not None:
+            on_batch(done, sum(len(row.tokens) for row in rows))
+    return [row.completion() for row in rows]
 
-    state, drawn = prefill(model, params, batch.tokens, batch.lengths, left, batch.seeds, end_array, plan)
+
+def _run(model, params: dict, batch: Batch, rows: "list[_Row]", limit: int, method: Method, plan: Plan) -> None:
+    """Continues one batch until all of its rows are done."""
+    # None and one are the same program.
+    ends = np.array(sorted(rows[0].ends) or [NOTHING], np.int32)
+    left = np.where(batch.lengths > 0, limit, 0).astype(np.int32)
+    steps = MAX_STEPS if rows[0].on_token is None else STREAM_STEPS
+    state, drawn = prefill(model, params, batch.tokens, batch.lengths, left, batch.seeds, ends, method, plan)
     asked = 1
     while True:
         # The next chunk is under way while this one is looked at.
         ahead = None
-        if asked < max_new_tokens:
-            count = min(steps, max_new_tokens - asked)
-            ahead, asked = decode(model, params, state, np.int32(count), end_array, plan), asked + count
+        if asked < limit:
+            count = min(steps, limit - asked)
+            ahead, asked = decode(model, params, state, np.int32(count), ends, method), asked + count
         stopped = _record(rows, drawn)
         if ahead is None or all(row.reason for row in rows):
-            return [row.completion() for row in rows]
+            return
         state, drawn = ahead
         if stopped:
             alive = np.zeros_like(left)
@@ -128,8 +149,8 @@ def _record(rows: list[_Row], drawn: Drawn) -> bool:
     stopped = False
     # Column by column, so that a watcher sees all rows grow together.
     for step in range(len(tokens[0])):
-        for row in rows:
-            if row.reason is None and tokens[row.index][step] != NOTHING:
-                row.add(tokens[row.index][step], logprobs[row.index][step])
+        for place, row in enumerate(rows):
+            if row.reason is None and tokens[place][step] != NOTHING:
+                row.add(tokens[place][step], logprobs[place][step])
                 stopped |= row.reason == "stop"
     return stopped

@@ -8,7 +8,7 @@ from transformer import spec
 from transformer.nn.context import Context
 from transformer.nn.parameter import parameter
 from transformer.nn.projection import Norm, Projection, capture, capturing
-from transformer.ops import attention
+from transformer.ops import attention, rope
 from transformer.ops.attention import reference
 from transformer.ops.cache import KVCache, extend
 from transformer.settings import Compute
@@ -34,7 +34,8 @@ class Attention(nn.Module):
         v = self._heads(x, "value", s.num_kv_heads, ax.KV_HEADS)
         if s.qk_norm is not None:
             q, k = self._norm(q, "query_norm"), self._norm(k, "key_norm")
-        q, k = context.rotate(s.rope, q), context.rotate(s.rope, k)
+        if not s.mask.sinks:  # else by their place in the cache, once that is known
+            q, k = context.rotate(s.rope, q), context.rotate(s.rope, k)
         q, k, v = (constrain(a, HEADS, rules) for a in (q, k, v))
         sinks = None
         if s.sinks:
@@ -67,9 +68,10 @@ class Attention(nn.Module):
         elif cache is not None:
             cache, (keys, values, key_positions) = extend(cache, s.mask, k, v, positions)
             aligned = False
+        if s.mask.sinks and s.rope is not None:
+            q, keys = rope.rotate_in_cache(s.rope, s.mask, q, keys, positions, key_positions)
         where = attention.Where(positions, key_positions, segments, segments)
         call = attention.Call(s.mask, s.scale, s.softcap, aligned, self.compute.attention_block)
-        keys, values = keys.astype(q.dtype), values.astype(q.dtype)
         y = attention.attend(self.compute.attention, call, q, keys, values, where, sinks)
         if capturing(self):
             capture(self, "probabilities", reference.probabilities(call, q, keys, where, sinks))

@@ -11,7 +11,7 @@ from transformer import spec
 from transformer.nn.context import Context
 from transformer.nn.parameter import parameter
 from transformer.nn.projection import Norm, Projection, capture, capturing
-from transformer.ops import attention
+from transformer.ops import attention, rope
 from transformer.ops.attention import reference
 from transformer.ops.cache import KVCache, extend
 from transformer.settings import Compute
@@ -40,7 +40,9 @@ class LatentAttention(nn.Module):
         down = Projection((width,), (s.kv_rank + s.rope_dim,), (ax.EMBED, ax.LATENT_OUT), s.bias, name="kv_down")(x)
         latent, k_rope = jnp.split(down, [s.kv_rank], axis=-1)
         latent = Norm(s.latent_norm, name="kv_norm")(latent)
-        k_rope = context.rotate(s.rope, k_rope[:, :, None, :])
+        k_rope = k_rope[:, :, None, :]
+        if not s.mask.sinks:  # else by their place in the cache, once that is known
+            q_rope, k_rope = context.rotate(s.rope, q_rope), context.rotate(s.rope, k_rope)
         key_up, value_up = self._up("key_up", s.nope_dim), self._up("value_up", s.v_dim)
         if cache is not None:
             kept = jnp.concatenate([latent[:, :, None, :], k_rope], axis=-1)
@@ -66,14 +68,16 @@ class LatentAttention(nn.Module):
         heads = (s.num_heads, s.nope_dim + s.rope_dim)
         q = Projection(x.shape[-1:], heads, (axis, ax.HEADS, ax.HEAD_DIM), bias, name=name)(x)
         q_nope, q_rope = jnp.split(constrain(q, HEADS, self.compute.rules), [s.nope_dim], axis=-1)
-        return q_nope, context.rotate(s.rope, q_rope)
+        return q_nope, q_rope
 
     def _up(self, name: str, dim: int) -> Float[Array, "R N H"]:
         shape = (self.spec.kv_rank, self.spec.num_heads, dim)
         init = nn.initializers.truncated_normal(1 / math.sqrt(self.spec.kv_rank))
-        return parameter(self, name, init, shape, (ax.LATENT, ax.HEADS, ax.HEAD_DIM))
+        # Summed over the latent or over the head's features, as it is absorbed or not: a scale for each other axis.
+        return parameter(self, name, init, shape, (ax.LATENT, ax.HEADS, ax.HEAD_DIM), (-3,))
 
     def _expanded(self, q_nope, q_rope, latent, k_rope, key_up, value_up, context: Context):
+        q_rope, k_rope = self._place(q_rope, k_rope, context.positions, context)
         k_nope = jnp.einsum("bsr,rnh->bsnh", latent, key_up.astype(latent.dtype))
         v = jnp.einsum("bsr,rnh->bsnh", latent, value_up.astype(latent.dtype))
         k = jnp.concatenate([k_nope, jnp.broadcast_to(k_rope, (*k_nope.shape[:3], k_rope.shape[-1]))], axis=-1)
@@ -85,9 +89,17 @@ class LatentAttention(nn.Module):
     def _absorbed(self, q_nope, q_rope, kept, positions, key_up, value_up, context: Context):
         """One key head for all queries: [latent | rotary key]; its latent part is the value, too."""
         q_latent = jnp.einsum("btnh,rnh->btnr", q_nope, key_up.astype(q_nope.dtype))
-        q, kept = jnp.concatenate([q_latent, q_rope], axis=-1), kept.astype(q_nope.dtype)
-        y = self._attend(q, kept, kept[..., : self.spec.kv_rank], positions, context, aligned=False)
+        latent, k_rope = jnp.split(kept, [self.spec.kv_rank], axis=-1)
+        q_rope, k_rope = self._place(q_rope, k_rope, positions, context)
+        kept = jnp.concatenate([latent, k_rope], axis=-1) if self.spec.mask.sinks else kept
+        q = jnp.concatenate([q_latent, q_rope], axis=-1)
+        y = self._attend(q, kept, latent, positions, context, aligned=False)
         return jnp.einsum("btnr,rnh->btnh", y, value_up.astype(y.dtype))
+
+    def _place(self, q_rope, k_rope, positions, context: Context):
+        if not self.spec.mask.sinks:
+            return q_rope, k_rope
+        return rope.rotate_in_cache(self.spec.rope, self.spec.mask, q_rope, k_rope, context.positions, positions)
 
     def _attend(self, q, k, v, positions, context: Context, aligned: bool):
         segments = context.segments

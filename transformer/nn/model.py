@@ -13,7 +13,7 @@ from transformer.nn.parameter import parameter
 from transformer.nn.projection import capture
 from transformer.nn.stack import Stack
 from transformer.ops import cache as caches
-from transformer.ops import losses, rope
+from transformer.ops import losses, products, rope
 from transformer.settings import Compute
 
 
@@ -27,14 +27,14 @@ class Embedding(nn.Module):
 
     def setup(self):
         init = nn.initializers.normal(1 / math.sqrt(self.d_model))
-        self.table = parameter(self, "token", init, (self.vocab_size, self.d_model), (ax.VOCAB, ax.EMBED))
+        self.table = parameter(self, "token", init, (self.vocab_size, self.d_model), (ax.VOCAB, ax.EMBED), (-1,))
         if isinstance(self.spec.positions, spec.LearnedPositions):
             shape = (self.spec.positions.max_length, self.d_model)
             self.positions = parameter(self, "position", init, shape, (ax.POSITION, ax.EMBED))
 
     def __call__(self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         # An id outside the table gives NaN, not another token's vector.
-        x = jnp.take(self.table, tokens, axis=0, mode="fill").astype(self.dtype)
+        x = products.rows(self.table, tokens).astype(self.dtype)
         if self.spec.scale is not None:
             x = x * jnp.asarray(self.spec.scale, self.dtype)
         match self.spec.positions:
@@ -56,7 +56,7 @@ class Head(nn.Module):
     def setup(self):
         if not self.spec.tied:
             init = nn.initializers.truncated_normal(1 / math.sqrt(self.d_model))
-            self.table = parameter(self, "kernel", init, (self.vocab_size, self.d_model), (ax.VOCAB, ax.EMBED))
+            self.table = parameter(self, "kernel", init, (self.vocab_size, self.d_model), (ax.VOCAB, ax.EMBED), (-1,))
         if self.spec.bias:
             self.bias = parameter(self, "bias", nn.initializers.zeros_init(), (self.vocab_size,), (ax.VOCAB,))
 
@@ -122,7 +122,7 @@ class Transformer(nn.Module):
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Scores of the vocabulary in float32, softcapped where the spec says so."""
         table, bias = self.head(self.embedding.table)
-        y = jnp.einsum("btd,vd->btv", x, table.astype(x.dtype), preferred_element_type=jnp.float32)
+        y = products.scores(x, table)
         if bias is not None:
             y = y + bias
         if self.spec.head.softcap is not None:

@@ -54,7 +54,7 @@ class Experts(nn.Module):
 
     def _linear(self, name: str, width: int, out: int, names: tuple[str, str], gain: float):
         init = nn.initializers.truncated_normal(gain / math.sqrt(width))
-        kernel = parameter(self, f"{name}_kernel", init, (self.num_experts, width, out), (ax.EXPERTS, *names))
+        kernel = parameter(self, f"{name}_kernel", init, (self.num_experts, width, out), (ax.EXPERTS, *names), (-2,))
         if not self.spec.bias:
             return kernel, None
         zeros = nn.initializers.zeros_init()

@@ -10,10 +10,16 @@ from flax import struct
 
 
 class Named(struct.PyTreeNode, nn.meta.AxisMetadata):
-    """A parameter boxed with the logical names of its axes, until `unbox` at the end of initialisation."""
+    """A parameter boxed with what is known of its axes at birth, until `unbox` at the end of initialisation.
+
+    Attributes:
+      names: logical names of the axes.
+      summed: axes, counted from the last one (-1), that products with activations sum over; none where there is none.
+    """
 
     value: Any
     names: tuple[str, ...] = struct.field(pytree_node=False)
+    summed: tuple[int, ...] = struct.field(pytree_node=False, default=())
 
     def unbox(self) -> Any:
         """The bare array."""
@@ -38,13 +44,21 @@ class Named(struct.PyTreeNode, nn.meta.AxisMetadata):
 
 
 def parameter(
-    module: nn.Module, name: str, init: Callable, shape: Sequence[int], names: Sequence[str], dtype: Any = jnp.float32
+    module: nn.Module,
+    name: str,
+    init: Callable,
+    shape: Sequence[int],
+    names: Sequence[str],
+    summed: Sequence[int] = (),
 ) -> jax.Array:
-    """Creates (or reads) a parameter of `module` with one logical axis name a dimension."""
+    """Creates (or reads) a parameter of `module` with one logical axis name a dimension; see `Named`.
+
+    One with `summed` axes may come back as `ops.products.Quantized`.
+    """
     if len(shape) != len(names):
         raise ValueError(f"{'/'.join(module.path)}/{name}: axis names {names} for shape {shape}")
 
     def boxed(key, *args):
-        return Named(init(key, *args), tuple(names))
+        return Named(init(key, *args), tuple(names), tuple(summed))
 
-    return module.param(name, boxed, tuple(shape), dtype)
+    return module.param(name, boxed, tuple(shape), jnp.float32)

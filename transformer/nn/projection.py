@@ -11,6 +11,7 @@ from transformer import axes as ax
 from transformer import spec
 from transformer.nn.parameter import parameter
 from transformer.ops.norms import normalize
+from transformer.ops.products import product
 
 
 class Projection(nn.Module):
@@ -32,9 +33,9 @@ class Projection(nn.Module):
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         count = len(self.inputs)
         init = nn.initializers.truncated_normal(self.gain / math.sqrt(math.prod(self.inputs)))
-        kernel = parameter(self, "kernel", init, self.inputs + self.outputs, self.names)
-        contracted = tuple(range(x.ndim - count, x.ndim)), tuple(range(count))
-        y = jax.lax.dot_general(x, kernel.astype(x.dtype), (contracted, ((), ())))
+        shape = self.inputs + self.outputs
+        summed = range(-len(shape), -len(self.outputs))
+        y = product(x, parameter(self, "kernel", init, shape, self.names, summed), count)
         if self.bias:
             zeros = nn.initializers.zeros_init()
             y = y + parameter(self, "bias", zeros, self.outputs, self.names[count:]).astype(x.dtype)

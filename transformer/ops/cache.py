@@ -1,18 +1,24 @@
 """Key/value caches: frozen pytrees whose slots remember absolute positions.
 
-A token at position p lies in slot p mod capacity. A full cache has a slot for every position; a ring has `window`
-slots, exactly what a window layer can see. Nothing else distinguishes them: no cursor, no padding side, no row
-length. An empty slot has position -1 and padding tokens (negative positions) are never written.
+A layer's mask says which slots it needs. The first `mask.sinks` positions have slots of their own; every later
+position p has slot sinks + (p - sinks) mod ring. A full cache is a ring that never comes round, a window layer's ring
+is as long as the window, and sinks before a ring make StreamingLLM's cache. Nothing else distinguishes them: no cursor,
+no padding side, no row length. An empty slot has position -1 and padding (negative positions) is never written.
 """
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from transformer import spec
+
+# How keys and values are kept; int8 has one float32 scale a token and head.
+CacheDType = Literal["float32", "bfloat16", "int8"]
+CACHE_DTYPES = get_args(CacheDType)
 
 
 @jax.tree_util.register_dataclass
@@ -20,50 +26,80 @@ from transformer import spec
 class KVCache:
     """Keys and values of one layer, or of all repeats of a stack's body (leading axis, one `layer` in view).
 
+    Heads come before slots, so that attention reads each head's keys in one piece and nothing is transposed.
+
     Attributes:
-      keys, values: [*L, B, S, K, H] and [*L, B, S, K, Hv]; S is the capacity in tokens. A latent layer keeps its
+      keys, values: [*L, B, K, S, H] and [*L, B, K, S, Hv]; S is the capacity in tokens. A latent layer keeps its
         latent and rotary key as one key and has no values (Hv = 0).
       positions: [*L, B, S] absolute positions, -1 where empty.
+      key_scales, value_scales: [*L, B, K, S] of int8 keys and values: what 1 stands for.
       layer: the repeat that reads and writes address; None where there is no leading axis.
+      sinks: first positions that are never overwritten.
     """
 
-    keys: Float[Array, "*L B S K H"]
-    values: Float[Array, "*L B S K Hv"]
+    keys: Num[Array, "*L B K S H"]
+    values: Num[Array, "*L B K S Hv"]
     positions: Int[Array, "*L B S"]
+    key_scales: Float[Array, "*L B K S"] | None = None
+    value_scales: Float[Array, "*L B K S"] | None = None
     layer: Int[Array, ""] | None = None
+    sinks: int = field(metadata={"static": True}, default=0)
 
     @property
     def capacity(self) -> int:
         """Number of slots S."""
         return self.positions.shape[-1]
 
+    @property
+    def ring(self) -> int:
+        """Slots that later tokens use in turn."""
+        return self.capacity - self.sinks
+
     def view(self, layer: Int[Array, ""] | None) -> "KVCache":
         """The same buffers addressed at one repeat. Writes stay in place: no layer is sliced out and put back."""
         return dataclasses.replace(self, layer=layer)
 
-    def read(self) -> tuple[Array, Array, Array]:
-        """(keys [B, S, K, H], values, positions [B, S]) of the layer in view."""
-        buffers = (self.keys, self.values, self.positions)
-        if self.layer is None:
-            return buffers
-        return tuple(jax.lax.dynamic_index_in_dim(b, self.layer, keepdims=False) for b in buffers)
+    def read(self, dtype: jnp.dtype) -> tuple[Array, Array, Array]:
+        """(keys [B, S, K, H], values, positions [B, S]) of the layer in view, in `dtype`."""
+        keys = _restore(self._at(self.keys), self._at(self.key_scales), dtype)
+        values = _restore(self._at(self.values), self._at(self.value_scales), dtype)
+        # Attention brings heads to the front again; the two transpositions cancel.
+        return jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2), self._at(self.positions)
 
     def write(
         self, keys: Float[Array, "B T K H"], values: Float[Array, "B T K Hv"], positions: Int[Array, "B T"]
     ) -> "KVCache":
-        """Stores new tokens; of more tokens than slots, the last ones of each row stay."""
+        """Stores new tokens; of more tokens than slots, the sinks and the last ones of each row stay."""
         last = jnp.max(positions, axis=1, keepdims=True)
-        kept = (positions >= 0) & (positions > last - self.capacity)
+        kept = (positions >= 0) & ((positions > last - self.ring) | (positions < self.sinks))
+        slots = jnp.where(positions < self.sinks, positions, self.sinks + (positions - self.sinks) % self.ring)
         # A slot beyond the end is out of bounds, and an out-of-bounds update is dropped.
-        slots = jnp.where(kept, positions % self.capacity, self.capacity)
-        rows = jnp.arange(positions.shape[0])[:, None]
-        index = (rows, slots) if self.layer is None else (self.layer, rows, slots)
-        return dataclasses.replace(
-            self,
-            keys=self.keys.at[index].set(keys.astype(self.keys.dtype), mode="drop"),
-            values=self.values.at[index].set(values.astype(self.values.dtype), mode="drop"),
-            positions=self.positions.at[index].set(positions, mode="drop"),
-        )
+        slots = jnp.where(kept, slots, self.capacity)
+
+        def put(buffer: Array, new: Array, by_head: bool) -> Array:
+            index = (jnp.arange(positions.shape[0])[:, None], *((slice(None),) if by_head else ()), slots)
+            index = index if self.layer is None else (self.layer, *index)
+            return buffer.at[index].set(new.astype(buffer.dtype), mode="drop")
+
+        written = {"positions": put(self.positions, positions, False)}
+        for name, new in (("key", keys), ("value", values)):
+            if (scales := getattr(self, f"{name}_scales")) is not None:
+                new, scale = quantize(new)
+                written[f"{name}_scales"] = put(scales, scale, True)
+            written[f"{name}s"] = put(getattr(self, f"{name}s"), new, True)
+        return dataclasses.replace(self, **written)
+
+    def drop(self, first: Int[Array, " B"]) -> "KVCache":
+        """Forgets the tokens of each row from position `first` on, in every repeat: a draft that was refused.
+
+        Exact where their slots held nothing that is still wanted: see `init`, `slack`.
+        """
+        return dataclasses.replace(self, positions=jnp.where(self.positions < first[:, None], self.positions, -1))
+
+    def _at(self, buffer: Array | None) -> Array | None:
+        if buffer is None or self.layer is None:
+            return buffer
+        return jax.lax.dynamic_index_in_dim(buffer, self.layer, keepdims=False)
 
 
 @jax.tree_util.register_dataclass
@@ -75,15 +111,19 @@ class StackCache:
     body: tuple[KVCache, ...]
     tail: tuple[KVCache, ...]
 
+    def map(self, function) -> "StackCache":
+        """`function` of every layer's cache."""
+        return jax.tree.map(function, self, is_leaf=lambda node: isinstance(node, KVCache))
 
-def capacity(mask: spec.Mask, max_length: int) -> int:
-    """Slots that a layer needs: min(max_length, window)."""
-    return min(max_length, mask.window or max_length)
+
+def capacity(mask: spec.Mask, max_length: int, slack: int = 0) -> int:
+    """Slots that a layer needs: min(max_length, sinks + window + slack)."""
+    return max_length if mask.window is None else min(max_length, mask.sinks + mask.window + slack)
 
 
-def is_ring(mask: spec.Mask, cache: KVCache) -> bool:
-    """True where old tokens leave the cache to make room for new ones."""
-    return mask.window == cache.capacity
+def overwrites(mask: spec.Mask, cache: KVCache, length: int) -> bool:
+    """True where `length` new tokens may push out keys that the first of them still sees."""
+    return mask.window is not None and mask.window <= cache.ring < mask.window + length - 1
 
 
 def extend(
@@ -91,26 +131,48 @@ def extend(
 ) -> tuple[KVCache, tuple[Array, Array, Array]]:
     """Writes new tokens, and gives (keys, values, positions) of all that they may look at, themselves included.
 
-    A full cache is written first and then read. A ring can't be when several tokens come at once: the new ones would
-    push out keys that the first of them still see, so old and new are joined for this call.
+    Usually the cache is written first and then read. Where the new tokens would push out keys that the first of them
+    still sees, old and new are joined for this call. Results are in the dtype of `keys`.
     """
-    old, new = cache.read(), (keys, values, positions)
-    cache = cache.write(*new)
-    if positions.shape[1] > 1 and is_ring(mask, cache):
-        return cache, tuple(jnp.concatenate([a, b.astype(a.dtype)], 1) for a, b in zip(old, new, strict=True))
-    return cache, cache.read()
+    if not overwrites(mask, cache, positions.shape[1]):
+        cache = cache.write(keys, values, positions)
+        return cache, cache.read(keys.dtype)
+    old, new = cache.read(keys.dtype), (keys, values, positions)
+    return cache.write(*new), tuple(jnp.concatenate(pair, axis=1) for pair in zip(old, new, strict=True))
 
 
-def init(stack: spec.Stack, batch: int, max_length: int, dtype: jnp.dtype) -> StackCache:
-    """An empty cache for `batch` rows of up to `max_length` tokens."""
+def quantize(x: Float[Array, "*B H"]) -> tuple[Int[Array, "*B H"], Float[Array, "*B"]]:
+    """(int8, float32 scale): symmetric, one scale a vector, so that its largest feature is ±127."""
+    scale = jnp.max(jnp.abs(x), axis=-1, initial=0).astype(jnp.float32) / 127
+    steps = x.astype(jnp.float32) / jnp.where(scale == 0, 1, scale)[..., None]
+    return jnp.round(steps).astype(jnp.int8), scale
+
+
+def _restore(x: Array, scales: Array | None, dtype: jnp.dtype) -> Array:
+    return x.astype(dtype) if scales is None else (x.astype(jnp.float32) * scales[..., None]).astype(dtype)
+
+
+def init(stack: spec.Stack, batch: int, max_length: int, dtype: CacheDType, slack: int = 0) -> StackCache:
+    """An empty cache for `batch` rows of up to `max_length` tokens.
+
+    Args:
+      slack: tokens that may be written and then dropped again without loss (speculative decoding): a ring is longer by
+        as many slots.
+    """
 
     def empty(block: spec.Block, *lead: int) -> KVCache:
-        dims = block.mixer.cache_dims
-        slots = (*lead, batch, capacity(block.mixer.mask, max_length))
+        dims, mask = block.mixer.cache_dims, block.mixer.mask
+        slots = capacity(mask, max_length, slack)
+        heads = (*lead, batch, dims.heads, slots)
+        scales = jnp.zeros(heads, jnp.float32) if dtype == "int8" else None
         return KVCache(
-            keys=jnp.zeros((*slots, dims.heads, dims.key), dtype),
-            values=jnp.zeros((*slots, dims.heads, dims.value), dtype),
-            positions=jnp.full(slots, -1, jnp.int32),
+            keys=jnp.zeros((*heads, dims.key), dtype),
+            values=jnp.zeros((*heads, dims.value), dtype),
+            positions=jnp.full((*lead, batch, slots), -1, jnp.int32),
+            key_scales=scales,
+            value_scales=scales if dims.value else None,
+            # A cache that holds everything has no need to tell them apart.
+            sinks=mask.sinks if slots > mask.sinks else 0,
         )
 
     return StackCache(

@@ -23,7 +23,8 @@ def visible(
     if mask.causal:
         seen &= k <= q
     if mask.window is not None:
-        seen &= jnp.abs(q - k) < mask.window
+        near = jnp.abs(q - k) < mask.window
+        seen &= near | (k < mask.sinks) if mask.sinks else near
     if q_segments is not None and k_segments is not None:
         seen &= q_segments[..., :, None] == k_segments[..., None, :]
     return seen

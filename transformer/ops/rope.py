@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from transformer.spec import LinearScaling, PiecewiseScaling, Rope, SinusoidalPositions, YarnScaling
+from transformer.spec import LinearScaling, Mask, PiecewiseScaling, Rope, SinusoidalPositions, YarnScaling
 
 
 def inverse_frequencies(rope: Rope) -> np.ndarray:
@@ -82,6 +82,34 @@ def rotate(
         a, b = jnp.split(turning, 2, axis=-1)
         turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
     return jnp.concatenate([turned, passing], axis=-1) if passing.shape[-1] else turned
+
+
+def rotate_in_cache(
+    rope: Rope,
+    mask: Mask,
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    q_positions: Int[Array, "B T"],
+    k_positions: Int[Array, "B S"],
+) -> tuple[Float[Array, "B T N H2"], Float[Array, "B S K H2"]]:
+    """Rotates queries and keys by their place in a cache of sinks and window (StreamingLLM, section 3.2).
+
+    A query at position p sits at min(p, sinks + window - 1); sinks keep their place, and keys of the window keep their
+    distance. For several queries that puts a sink at several distances, so each vector is rotated both ways and lies
+    beside a zero: H2 = 2 H, and the plain product of q and k is right for every pair. For one query H2 = H.
+    """
+    end = mask.sinks + mask.window - 1
+    cut = jnp.maximum(jnp.max(q_positions, axis=1, keepdims=True) - end, 0)
+    is_sink = k_positions < mask.sinks
+    if q.shape[1] == 1:
+        q = rotate(rope, q, *rotations(rope, q_positions - cut))
+        return q, rotate(rope, k, *rotations(rope, jnp.where(is_sink, k_positions, k_positions - cut)))
+    near = rotate(rope, q, *rotations(rope, q_positions - cut))
+    far = rotate(rope, q, *rotations(rope, jnp.minimum(q_positions, end)))
+    k = rotate(rope, k, *rotations(rope, jnp.where(is_sink, k_positions, k_positions - cut)))
+    is_sink = is_sink[:, :, None, None]
+    pair = jnp.where(is_sink, 0, k), jnp.where(is_sink, k, 0)
+    return jnp.concatenate([near, far], axis=-1), jnp.concatenate(pair, axis=-1)
 
 
 def sinusoids(spec: SinusoidalPositions, positions: Int[Array, "B T"], d_model: int) -> Float[Array, "B T D"]:

@@ -1,11 +1,13 @@
 """A stack of layers and what surrounds it."""
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from transformer.spec.check import require
 from transformer.spec.layers import Block, Norm
-from transformer.spec.positions import LearnedPositions, Rope, SinusoidalPositions
+from transformer.spec.positions import LearnedPositions, Mask, Rope, SinusoidalPositions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,16 @@ class Stack:
     def layers(self) -> tuple[Block, ...]:
         """Every block in the order in which it runs."""
         return self.head + self.body * self.repeats + self.tail
+
+    @property
+    def unrolled(self) -> "Stack":
+        """The same layers without repeats, so that each has parameters and a cache of its own."""
+        return dataclasses.replace(self, head=self.layers, body=(), repeats=0, tail=())
+
+    def map(self, function: Callable[[Block], Block]) -> "Stack":
+        """The stack of `function` of each block."""
+        parts = {name: tuple(map(function, getattr(self, name))) for name in ("head", "body", "tail")}
+        return dataclasses.replace(self, **parts)
 
     @classmethod
     def of(cls, layers: tuple[Block, ...], period: int, final_norm: Norm | None, head: int = 0) -> "Stack":
@@ -119,3 +131,27 @@ class Model:
     def ropes(self) -> tuple[Rope, ...]:
         """The distinct rotary embeddings of the layers, in order of first use."""
         return tuple(dict.fromkeys(b.mixer.rope for b in self.decoder.layers if b.mixer.rope))
+
+
+def streaming(model: Model, *, sinks: int, window: int) -> Model:
+    """The model with StreamingLLM's attention: what sees everything sees `sinks` first tokens and a window instead.
+
+    It generates on past its trained length at constant memory; layers that have a window keep it.
+
+    Raises:
+      SpecError: absolute positions, which have no meaning beyond the trained length; or sizes that don't fit it.
+    """
+    require(sinks >= 1, f"sinks={sinks}: use at least 1 (the paper uses 4)")
+    require(window >= 1, f"window={window}: use at least 1")
+    total, limit = sinks + window, model.max_length
+    require(total <= limit, f"sinks + window={total}: must be at most the trained max_length={limit}")
+    absolute = type(model.embedding.positions).__name__ if model.embedding.positions else None
+    require(absolute is None, f"embedding.positions={absolute}: streaming needs rotary positions")
+
+    def stream(block: Block) -> Block:
+        if block.mixer.mask.window is not None:
+            return block
+        mask = Mask(causal=True, window=window, sinks=sinks)
+        return dataclasses.replace(block, mixer=dataclasses.replace(block.mixer, mask=mask))
+
+    return dataclasses.replace(model, decoder=model.decoder.map(stream))

@@ -14,12 +14,21 @@ class Mask:
       causal: a query sees no key of a later position.
       window: number of keys a query sees, its own position included (None: all of them). Without `causal` it
         reaches `window - 1` positions to either side.
+      sinks: first positions of a sequence that every later query sees besides its window (StreamingLLM, Xiao et al.
+        2023, arXiv:2309.17453). Distances are then measured in the cache: a query turns as if everything between the
+        sinks and its window had been cut out, so that no distance exceeds sinks + window.
     """
 
     causal: bool
     window: int | None = None
+    sinks: int = 0
 
     def __post_init__(self):
+        sinks = self.sinks
+        require(sinks >= 0, f"mask.sinks={sinks}: use 0 (none) or more")
+        require(
+            not sinks or (self.causal and self.window is not None), f"mask.sinks={sinks}: needs causal and a window"
+        )
         require(self.window is None or self.window >= 1, f"mask.window={self.window}: use at least 1 visible key")
 
 

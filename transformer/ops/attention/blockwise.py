@@ -60,7 +60,9 @@ def aligned_blocks(mask: Mask, length: int, block: int) -> Bool[np.ndarray, "blo
     first = np.arange(0, length, size)
     last = np.minimum(first + size, length) - 1
     before, after = first[:, None] - last, first - last[:, None]  # least distance of rows, to earlier and later keys
-    shown = np.maximum(before, after) < (length if mask.window is None else mask.window)
+    # Where the sinks lie, only positions tell.
+    bounded = mask.window is not None and not mask.sinks
+    shown = np.maximum(before, after) < (mask.window if bounded else length)
     return shown & (after <= 0) if mask.causal else shown
 
 
@@ -76,7 +78,7 @@ def _pairs(call: Call, q: _Rows, k: _Rows, lengths: tuple[int, int]) -> tuple[In
     if call.aligned and lengths[0] != lengths[1]:
         raise ValueError(f"call.aligned=True: T, S = {lengths} differ, so query i and key i are not one token")
     shown = aligned_blocks(call.mask, lengths[0], call.block) if call.aligned else True
-    if call.aligned and q.segments is None:
+    if call.aligned and q.segments is None and not call.mask.sinks:
         pairs = np.argwhere(shown).astype(np.int32)
         return jnp.asarray(pairs), len(pairs)
     shown = shown & _bounded_blocks(call.mask, q, k)
@@ -92,7 +94,8 @@ def _bounded_blocks(mask: Mask, q: _Rows, k: _Rows) -> Bool[Array, "q_blocks k_b
     if mask.causal:
         shown &= k_low <= q_high
     if mask.window is not None:
-        shown &= (q_low - k_high < mask.window) & (k_low - q_high < mask.window)
+        near = (q_low - k_high < mask.window) & (k_low - q_high < mask.window)
+        shown &= near | (k_low < mask.sinks)
     if q.segments is not None and k.segments is not None:
         q_low, q_high = (x[:, None] for x in _bounds(q.segments, q.positions >= 0))
         k_low, k_high = _bounds(k.segments, k.positions >= 0)

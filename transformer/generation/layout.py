@@ -1,0 +1,45 @@
+"""The form in which a model decodes fastest: every layer with arrays of its own.
+
+A scan reads one layer's weights out of a stack. Where a product takes a batch of tokens that is nothing; where it takes
+one token, the copy costs more than the product (on a CPU, 7 GB/s of weights against 26: benchmarks/decode.py).
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from transformer import spec
+from transformer.nn import initial
+from transformer.nn.model import Transformer
+from transformer.nn.parameter import Named
+from transformer.ops import products
+
+
+def unrolled(model: Transformer) -> Transformer:
+    """The same model with no layer repeated; its parameters are those of `unroll`."""
+    return model.clone(spec=dataclasses.replace(model.spec, decoder=model.spec.decoder.unrolled))
+
+
+def unroll(model: Transformer, params: dict[str, Any]) -> tuple[Transformer, dict[str, Any]]:
+    """(model, parameters) with no layer repeated: the same function of the same numbers, in new arrays."""
+    return unrolled(model), {**params, "decoder": _separate(model.spec.decoder, params["decoder"])}
+
+
+def _separate(stack: spec.Stack, params: dict[str, Any]) -> dict[str, Any]:
+    layers = [params[f"head_{i}"] for i in range(len(stack.head))]
+    for repeat in range(stack.repeats):
+        for i in range(len(stack.body)):
+            layers.append(jax.tree.map(lambda x: x[repeat], params["body"][f"block_{i}"]))
+    layers += [params[f"tail_{i}"] for i in range(len(stack.tail))]
+    rest = {name: value for name, value in params.items() if name == "final_norm"}
+    return {f"head_{i}": layer for i, layer in enumerate(layers)} | rest
+
+
+def quantize(model: Transformer, params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters with every weight that products read in int8, a scale an output feature; the rest as it is."""
+
+    def narrow(box: Named, x: jax.Array) -> Any:
+        return jax.jit(products.quantize, static_argnums=1)(x, box.summed) if box.summed else x
+
+    return jax.tree.map(narrow, initial.abstract_params(model), params, is_leaf=initial.is_named)
