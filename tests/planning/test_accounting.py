@@ -1,7 +1,8 @@
 """The accounting of every family against the model itself: traced, never run."""
 
 import dataclasses
-import math
+import importlib.util
+from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -148,8 +149,11 @@ def test_flops_are_those_the_compiler_counts(family):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [None, 1, 2, 7, 8, 20])
 @pytest.mark.parametrize("length", [1, 2, 8, 15])
-def test_mean_visible_is_the_mean_of_the_mask(causal, window, length):
-    mask, positions = spec.Mask(causal=causal, window=window), jnp.arange(length)
+@pytest.mark.parametrize("sinks", [0, 1, 4])
+def test_mean_visible_is_the_mean_of_the_mask(causal, window, sinks, length):
+    if sinks and not (causal and window):
+        pytest.skip("no such mask")
+    mask, positions = spec.Mask(causal=causal, window=window, sinks=sinks), jnp.arange(length)
     assert accounting.mean_visible(mask, length) == pytest.approx(
         float(visible(mask, positions, positions).sum(-1).mean())
     )
@@ -170,23 +174,44 @@ def test_no_tokens_are_refused():
         accounting.flops_per_token(tiny_spec("gpt2"), 0, training=False)
 
 
+def allocated(built: spec.Model, length: int, dtype: str) -> int:
+    """Bytes of all buffers of a cache of one row but the slots' positions."""
+    held = jax.eval_shape(lambda: cache.init(built.decoder, 1, length, dtype))
+    layers = (*held.head, *held.body, *held.tail)
+    buffers = jax.tree.leaves([dataclasses.replace(layer, positions=None) for layer in layers])
+    return sum(x.size * x.dtype.itemsize for x in buffers)
+
+
 @pytest.mark.parametrize("length", [3, 8, 100])
 @pytest.mark.parametrize(("family", "size"), SIZES)
 def test_cache_is_the_one_that_is_allocated(family, size, length):
     built = build_spec(family, size)
-    held = jax.eval_shape(lambda: cache.init(built.decoder, 1, length, jnp.bfloat16))
-    layers = [*held.head, *held.body, *held.tail]
     numbers = accounting.cache_numbers(built, length)
-    assert numbers.total == sum(c.keys.size + c.values.size for c in layers)
-    assert numbers.bytes("bfloat16") == 2 * numbers.total
-    assert numbers.bytes("float32") == 4 * numbers.total
-    assert sum(numbers.slots) == sum(c.positions.size for c in layers)
+    for dtype in cache.CACHE_DTYPES:
+        assert numbers.bytes(dtype) == allocated(built, length, dtype)
+    held = jax.eval_shape(lambda: cache.init(built.decoder, 1, length, "bfloat16"))
+    assert sum(numbers.slots) == sum(c.positions.size for c in (*held.head, *held.body, *held.tail))
+
+
+def test_cache_of_a_stream_is_its_sinks_and_window():
+    built = spec.streaming(build_spec("llama3", "8b"), sinks=4, window=1020)
+    for length in (500, 1024, 10**6):
+        numbers = accounting.cache_numbers(built, length)
+        assert numbers.slots == (min(length, 1024),) * 32
+        assert numbers.bytes("bfloat16") == allocated(built, length, "bfloat16")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cache_per_token_is_one_slot_of_each_layer(family):
     built = tiny_spec(family)
-    held = jax.eval_shape(lambda: cache.init(built.decoder, 1, 1, jnp.bfloat16))
-    body = tuple(math.prod(c.keys.shape[-2:]) + math.prod(c.values.shape[-2:]) for c in held.body)
-    head, tail = (tuple(c.keys.size + c.values.size for c in end) for end in (held.head, held.tail))
-    assert accounting.cache_numbers(built, 1).per_token == head + body * built.decoder.repeats + tail
+    unrolled = cache.init(built.decoder.unrolled, 1, 1, "bfloat16").head
+    per_layer = tuple(layer.keys.size + layer.values.size for layer in unrolled)
+    assert accounting.cache_numbers(built, 1).per_token == per_layer
+
+
+def test_the_page_of_caches_is_what_its_script_writes():
+    script = Path(__file__).parents[2] / "benchmarks" / "caches.py"
+    module_spec = importlib.util.spec_from_file_location("caches", script)
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
+    assert module.PAGE.read_text() == module.page(), "run benchmarks/caches.py"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from transformer import spec
 
-BYTES = {"float32": 4, "bfloat16": 2}
+BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,11 +97,13 @@ class CacheNumbers:
     """Keys and values that one row keeps; slot positions (one int32 a slot and layer) are not counted.
 
     Attributes:
-      per_token: numbers that a token adds to each layer, 2·K·H.
-      slots: tokens that each layer holds, its window at most.
+      per_token: numbers that a token adds to each layer: 2·K·H, or kv_rank + rope_dim of a latent.
+      vectors: how many vectors these are; kept in int8, each has a float32 scale.
+      slots: tokens that each layer holds, its sinks and window at most.
     """
 
     per_token: tuple[int, ...]
+    vectors: tuple[int, ...]
     slots: tuple[int, ...]
 
     @property
@@ -110,8 +112,9 @@ class CacheNumbers:
         return sum(n * slots for n, slots in zip(self.per_token, self.slots, strict=True))
 
     def bytes(self, dtype: str) -> int:
-        """Bytes of one row in "float32" or "bfloat16"."""
-        return self.total * BYTES[dtype]
+        """Bytes of one row in "float32", "bfloat16" or "int8"."""
+        scales = sum(n * slots for n, slots in zip(self.vectors, self.slots, strict=True)) if dtype == "int8" else 0
+        return self.total * BYTES[dtype] + scales * BYTES["float32"]
 
 
 def parameters(model: spec.Model) -> Count:
@@ -248,5 +251,6 @@ def cache_numbers(model: spec.Model, length: int) -> CacheNumbers:
     mixers = [block.mixer for block in model.decoder.layers]
     return CacheNumbers(
         per_token=tuple(m.cache_dims.numbers for m in mixers),
+        vectors=tuple(m.cache_dims.vectors for m in mixers),
         slots=tuple(min(length, m.mask.sinks + m.mask.window if m.mask.window else length) for m in mixers),
     )

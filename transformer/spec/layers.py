@@ -43,6 +43,11 @@ class CacheDims:
         """Numbers a token a layer."""
         return self.heads * (self.key + self.value)
 
+    @property
+    def vectors(self) -> int:
+        """Keys and values a token a layer."""
+        return self.heads * (1 + (self.value > 0))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
