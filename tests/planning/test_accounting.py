@@ -1,6 +1,7 @@
 """The accounting of every family against the model itself: traced, never run."""
 
 import dataclasses
+import importlib.util
 from pathlib import Path
 
 import flax.linen as nn
