@@ -311,4 +311,9 @@ def test_auto_moves_the_fewer_rows():
     assert exchange.choose(4096, 8, 16) == "all_to_all"
     assert exchange.choose(4096, 8, 8) == "all_gather"
     assert exchange.choose(4, 8, 16) == "all_gather"
-    assert experts.choose(8, 4) == "dense" and experts.choose(64, 2) == "grouped"
+
+
+def test_auto_computes_all_experts_only_where_most_are_picked_and_here():
+    assert experts.choose(7, 4) == "dense" and experts.choose(8, 4) == "grouped"
+    with jax.set_mesh(sharding.make_mesh(Mesh(data=4, expert=2))):
+        assert experts.choose(7, 4) == "grouped"

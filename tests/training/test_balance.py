@@ -19,8 +19,7 @@ from transformer.training.optimizer import make_optimizer
 from transformer.training.state import init_state
 
 ALL = Balance(auxiliary=0.3, sequence=0.2, z=0.1)
-MIXTURES = [family for family in common.FAMILIES if common.routes(family)]
-CORRECTED = "deepseek_v3"
+CORRECTED, PLAIN = "deepseek_v3", "mixtral"  # sigmoid scores, groups and a correction; a softmax
 
 
 def gradient(family: str, accumulate: int, settings: Balance):
@@ -29,7 +28,7 @@ def gradient(family: str, accumulate: int, settings: Balance):
     return jax.device_get(run(common.params(family)))
 
 
-@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize("family", [CORRECTED, PLAIN])
 def test_accumulation_changes_no_balance_loss_and_no_load(family):
     (grads, sums), (cut, cut_sums) = (gradient(family, accumulate, ALL) for accumulate in (1, 4))
     close(grads, cut)
@@ -40,7 +39,7 @@ def test_accumulation_changes_no_balance_loss_and_no_load(family):
 
 
 def test_balance_losses_reach_the_router():
-    (plain, _), (pushed, _) = (gradient("mixtral", 1, settings) for settings in (Balance(), ALL))
+    (plain, _), (pushed, _) = (gradient(PLAIN, 1, settings) for settings in (Balance(), ALL))
     layer = "decoder", "body", "block_0", "ffn", "router", "kernel"
     before, after = (functools.reduce(dict.__getitem__, layer, grads) for grads in (plain, pushed))
     assert np.abs(after - before).max() > 0.05 * np.abs(before).max()
@@ -122,9 +121,9 @@ def test_correction_moves_once_a_step_and_by_nothing_else():
 
 def test_dropped_tokens_are_reported():
     mesh = sharding.make_mesh(Mesh(), jax.devices()[:1])
-    _, values = run_steps("mixtral", mesh, Balance(), steps_=1, experts="capacity", expert_capacity=0.5)
+    _, values = run_steps(PLAIN, mesh, Balance(), steps_=1, experts="capacity", expert_capacity=0.25)
     for layer in values["experts"].values():
-        assert (layer["dropped"] > 0.2).all() and (layer["dropped"] < 1).all()
+        assert (layer["dropped"] > 0.05).all() and (layer["dropped"] < 1).all()
 
 
 @pytest.mark.parametrize(

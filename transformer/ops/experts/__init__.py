@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from transformer import axes as ax
 from transformer.ops.experts import dense, exchange
 from transformer.ops.experts.call import AXES, Call, ExpertWeights
-from transformer.sharding import mesh_axes, partition_spec, platform
+from transformer.sharding import mesh_axes, partition_spec, platform, ways
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def apply(
       index: experts picked; `call.num_experts` and above: none. Such assignments cost nothing and add nothing.
       weight: of each pick, float32.
     """
-    name = choose(call.num_experts, index.shape[-1]) if body == "auto" else body
+    name = choose(call.num_experts, index.shape[-1], call.rules) if body == "auto" else body
     if name == "dense":
         return dense.apply(call, x, index, weight, w), jnp.zeros(())
     run = functools.partial(_on_device, SPARSE[name], call)
@@ -59,10 +59,11 @@ def apply(
     return run(x, index, weight, jax.tree.map(lambda k: k.astype(x.dtype), w))
 
 
-def choose(num_experts: int, top_k: int) -> str:
+def choose(num_experts: int, top_k: int, rules: str = "default") -> str:
     """The body that "auto" stands for."""
-    # Sorting and small products take back what is saved where every other expert is picked (benchmarks/experts.py).
-    name = "dense" if num_experts <= 2 * top_k else "grouped"
+    # Picking half of the experts pays already (benchmarks/experts.py), and experts on other devices always.
+    here = ways(ax.EXPERTS, rules) == 1
+    name = "dense" if here and num_experts < 2 * top_k else "grouped"
     _log_choice(name, platform(), num_experts, top_k)
     return name
 
