@@ -38,4 +38,4 @@ PARAMETERS = {"lite": 15_706_484_224, "236b": 235_741_434_880}
 
 def get_config(size: str = "tiny"):
     """The run of a size."""
-    return common.run("deepseek_v2", SIZES, size)
+    return common.run("deepseek_v2", SIZES, size, balance=dict(sequence=1e-3))

@@ -30,4 +30,4 @@ PARAMETERS = {"671b": 671_026_419_200}
 
 def get_config(size: str = "tiny"):
     """The run of a size."""
-    return common.run("deepseek_v3", SIZES, size)
+    return common.run("deepseek_v3", SIZES, size, balance=dict(sequence=1e-4, correction_rate=1e-3))

@@ -26,4 +26,4 @@ PARAMETERS = {"20b": 20_914_757_184, "120b": 116_829_156_672}
 
 def get_config(size: str = "tiny"):
     """The run of a size."""
-    return common.run("gpt_oss", SIZES, size)
+    return common.run("gpt_oss", SIZES, size, balance=dict(auxiliary=1e-2))

@@ -29,4 +29,4 @@ ACTIVE = {"8x7b": 12_879_925_248}
 
 def get_config(size: str = "tiny"):
     """The run of a size."""
-    return common.run("mixtral", SIZES, size)
+    return common.run("mixtral", SIZES, size, balance=dict(auxiliary=0.02))

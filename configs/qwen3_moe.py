@@ -25,4 +25,4 @@ PARAMETERS = {"30b-a3b": 30_532_122_624, "235b-a22b": 235_093_634_560}
 
 def get_config(size: str = "tiny"):
     """The run of a size."""
-    return common.run("qwen3_moe", SIZES, size)
+    return common.run("qwen3_moe", SIZES, size, balance=dict(auxiliary=1e-3))

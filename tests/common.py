@@ -36,8 +36,8 @@ def tiny_spec(family: str):
 
 
 def model(family: str, **compute: Any) -> Transformer:
-    """The tiny model of a family; attention by the formula unless told otherwise."""
-    return Transformer(tiny_spec(family), Compute(**{"attention": "reference", **compute}))
+    """The tiny model of a family; attention and experts by the formula unless told otherwise."""
+    return Transformer(tiny_spec(family), Compute(**{"attention": "reference", "experts": "dense", **compute}))
 
 
 @functools.cache

@@ -44,7 +44,7 @@ def test_lists_stand_for_tuples():
     [
         ("compute.remta", "full", "compute.remta='full': unknown field; did you mean compute.remat?"),
         ("optimiser", 1, "optimiser=1: unknown field; did you mean optimizer?"),
-        ("mesh.zzz", 2, "mesh.zzz=2: unknown field; known: data, fsdp, tensor"),
+        ("mesh.zzz", 2, "mesh.zzz=2: unknown field; known: data, fsdp, expert, tensor"),
         ("compute.attention", "flash", "compute.attention='flash': use one of ['auto', 'reference', 'blockwise']"),
         ("compute.dtype", "float64", "compute.dtype='float64': use one of ['float32', 'bfloat16']"),
         ("compute.unroll", True, "compute.unroll=True: expected int, got bool"),

@@ -1,5 +1,7 @@
 """The mesh and the table from logical axes to it."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,23 +14,24 @@ from transformer.settings import Mesh, Settings
 from transformer.sharding import ShardingError, partition_spec
 
 
-def mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> jax.sharding.Mesh:
-    size = data * fsdp * tensor
-    return sharding.make_mesh(Mesh(data=data, fsdp=fsdp, tensor=tensor), jax.devices()[:size])
+def mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, expert: int = 1) -> jax.sharding.Mesh:
+    size = data * fsdp * expert * tensor
+    return sharding.make_mesh(Mesh(data=data, fsdp=fsdp, expert=expert, tensor=tensor), jax.devices()[:size])
 
 
 @pytest.mark.parametrize(
     ("sizes", "shape"),
     [
-        (dict(), (8, 1, 1)),
-        (dict(data=1, fsdp=-1, tensor=2), (1, 4, 2)),
-        (dict(data=2, fsdp=2, tensor=2), (2, 2, 2)),
-        (dict(data=4, fsdp=2, tensor=-1), (4, 2, 1)),
+        (dict(), (8, 1, 1, 1)),
+        (dict(data=1, fsdp=-1, tensor=2), (1, 4, 1, 2)),
+        (dict(data=2, fsdp=2, tensor=2), (2, 2, 1, 2)),
+        (dict(data=4, fsdp=2, tensor=-1), (4, 2, 1, 1)),
+        (dict(data=1, expert=-1), (1, 1, 8, 1)),
     ],
 )
 def test_mesh_takes_all_devices(sizes, shape):
     got = sharding.make_mesh(Mesh(**sizes))
-    assert got.axis_names == ("data", "fsdp", "tensor") and got.devices.shape == shape
+    assert got.axis_names == ("data", "fsdp", "expert", "tensor") and got.devices.shape == shape
     assert set(got.axis_types) == {AxisType.Auto}
     assert {d.id for d in got.devices.flat} == {d.id for d in jax.devices()}
 
@@ -114,10 +117,26 @@ def test_ways_counts_the_parts_of_the_mesh_in_force():
         assert sharding.ways(ax.LENGTH) == 1
 
 
-@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 8, 1), (1, 1, 8), (8, 1, 1)])
-def test_batch_is_split_over_data_and_fsdp(sizes):
+def test_experts_lie_on_their_axis_and_everything_else_is_split_over_it_too():
+    two = mesh(1, 2, 2, expert=2)
+    names = (ax.LAYERS, ax.EXPERTS, ax.EXPERT_EMBED, ax.MLP)
+    assert partition_spec(names, (3, 8, 8, 8), two) == PartitionSpec(None, "expert", "fsdp", "tensor")
+    assert partition_spec((ax.EMBED, ax.MLP), (8, 8), two) == PartitionSpec(("fsdp", "expert"), "tensor")
+    assert partition_spec((ax.BATCH,), (8,), two) == PartitionSpec(("fsdp", "expert"))
+    with pytest.raises(ShardingError, match=r"w: experts=6 can't be split 4 ways .*; change mesh.expert or the model"):
+        partition_spec((ax.EXPERTS,), (6,), mesh(expert=4), what="w")
+
+
+def test_platform_is_that_of_the_mesh_in_force():
+    assert sharding.platform() == jax.default_backend() == "cpu"
+    with jax.sharding.use_abstract_mesh(mesh(2).abstract_mesh):
+        assert sharding.platform() == "cpu"
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 8, 1), (1, 1, 8), (8, 1, 1), (1, 2, 2, 2), (1, 1, 1, 8)])
+def test_batch_is_split_over_all_axes_but_tensor(sizes):
     batch = np.arange(16).reshape(8, 2)
-    parts = sizes[0] * sizes[1]
+    parts = math.prod(sizes) // sizes[2]
     placed = jax.device_put(batch, sharding.batch_sharding(mesh(*sizes)))
     assert {shard.data.shape for shard in placed.addressable_shards} == {(8 // parts, 2)}
     np.testing.assert_array_equal(placed, batch)

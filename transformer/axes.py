@@ -13,6 +13,7 @@ KV_HEADS = "kv_heads"  # K, key/value heads
 HEAD_DIM = "head_dim"  # H
 MLP = "mlp"  # F, the hidden dimension of a feed-forward layer
 EXPERTS = "experts"  # E, experts of a mixture
+EXPERT_EMBED = "expert_embed"  # D of an expert's parameters, which lie on the expert axis already
 ROUTES = "routes"  # E as a router's output: small, and every device needs all of it
 LATENT = "latent"  # R, width of a compressed query or key/value, where it goes into a projection
 LATENT_OUT = "latent_out"  # R where it comes out of one
@@ -28,6 +29,6 @@ ACT_MLP = "act_mlp"  # F of activations
 ACT_VOCAB = "act_vocab"  # V of logits
 
 ALL = frozenset({
-    VOCAB, POSITION, EMBED, HEADS, KV_HEADS, HEAD_DIM, MLP, EXPERTS, ROUTES, LATENT, LATENT_OUT, LAYERS, NORM,
-    BATCH, LENGTH, ACT_EMBED, ACT_HEADS, ACT_MLP, ACT_VOCAB,
+    VOCAB, POSITION, EMBED, HEADS, KV_HEADS, HEAD_DIM, MLP, EXPERTS, EXPERT_EMBED, ROUTES, LATENT, LATENT_OUT, LAYERS,
+    NORM, BATCH, LENGTH, ACT_EMBED, ACT_HEADS, ACT_MLP, ACT_VOCAB,
 })  # fmt: skip

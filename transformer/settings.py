@@ -33,6 +33,10 @@ class Compute:
     dtype: DType = "float32"  # of activations and matmuls; parameters are float32
     attention: Literal["auto", "reference", "blockwise"] = "auto"
     attention_block: int = 128  # rows of a query or key block of `blockwise`
+    experts: Literal["auto", "dense", "grouped", "capacity"] = "auto"  # "capacity" drops what overflows, others nothing
+    expert_capacity: float = 1.25  # slots of an expert in "capacity", times an even share of the assignments
+    expert_exchange: Literal["auto", "all_to_all", "all_gather"] = "auto"  # how tokens reach other devices' experts
+    expert_buffer: float = 2.0  # rows received by all_to_all, times an even share; what overflows takes all_gather
     remat: Literal["none", "dots", "full"] = "none"
     unroll: int = 1  # body repeats unrolled per scan step
     loss_chunk: int = 8192  # vocabulary columns of logits alive at once
@@ -41,6 +45,9 @@ class Compute:
     def __post_init__(self):
         block = self.attention_block
         check(block >= 16 and block % 8 == 0, "compute.attention_block", block, "use a multiple of 8, at least 16")
+        for name in ("expert_capacity", "expert_buffer"):
+            value = getattr(self, name)
+            check(0 < value < math.inf, f"compute.{name}", value, "use a positive factor, such as 1.25")
         check(self.unroll >= 1, "compute.unroll", self.unroll, "use 1 (a plain scan) or more")
         check(self.loss_chunk >= 128, "compute.loss_chunk", self.loss_chunk, "use at least 128 vocabulary columns")
 
@@ -51,6 +58,7 @@ class Mesh:
 
     data: int = -1  # batch split, parameters replicated
     fsdp: int = 1  # batch and parameters split (ZeRO-3)
+    expert: int = 1  # batch and experts split; tokens travel to their experts
     tensor: int = 1  # heads, hidden and vocabulary split (Megatron)
 
     def __post_init__(self):
@@ -107,6 +115,25 @@ class Optimizer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Balance:
+    """What keeps the experts of a mixture evenly used; 0 is nothing.
+
+    The first three multiply losses: means over the tokens of a step, summed over the layers, each by itself.
+    """
+
+    auxiliary: float = (
+        0.0  # GShard's and Switch's loss over the whole step; train.accumulate > 1 costs it a forward pass
+    )
+    sequence: float = 0.0  # DeepSeek-V3's loss, the same over each document
+    z: float = 0.0  # ST-MoE's loss on the size of the router's logits
+    correction_rate: float = 0.0  # loss-free: what a step adds to or takes from the correction that picks experts
+
+    def __post_init__(self):
+        for name, value in dataclasses.asdict(self).items():
+            check(0 <= value < math.inf, f"balance.{name}", value, "use 0 (off) or a small positive number")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Train:
     """Length of the run, and what happens how often (all in optimiser steps; 0 = never)."""
 
@@ -145,6 +172,7 @@ class Settings:
     mesh: Mesh = field(default_factory=Mesh)
     data: Data = field(default_factory=Data)
     optimizer: Optimizer = field(default_factory=Optimizer)
+    balance: Balance = field(default_factory=Balance)
     train: Train = field(default_factory=Train)
 
     def __post_init__(self):

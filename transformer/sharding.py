@@ -13,23 +13,25 @@ from transformer import settings
 
 MESH_AXES = tuple(f.name for f in dataclasses.fields(settings.Mesh))
 
-# One preset serves data parallelism, FSDP, tensor parallelism and their products: the sizes of the mesh choose.
+# One preset serves data parallelism, FSDP, expert and tensor parallelism and their products: the sizes of the mesh
+# choose. What is no expert's is split over the expert axis as over fsdp.
 RULES: dict[str, dict[str, tuple[str, ...]]] = {
     "default": {
         ax.VOCAB: ("tensor",),
         ax.POSITION: (),
-        ax.EMBED: ("fsdp",),
+        ax.EMBED: ("fsdp", "expert"),
         ax.HEADS: ("tensor",),
         ax.KV_HEADS: ("tensor",),
         ax.HEAD_DIM: (),
         ax.MLP: ("tensor",),
-        ax.EXPERTS: (),
+        ax.EXPERTS: ("expert",),
+        ax.EXPERT_EMBED: ("fsdp",),
         ax.ROUTES: (),
-        ax.LATENT: ("fsdp",),
+        ax.LATENT: ("fsdp", "expert"),
         ax.LATENT_OUT: (),
         ax.LAYERS: (),
         ax.NORM: (),
-        ax.BATCH: ("data", "fsdp"),
+        ax.BATCH: ("data", "fsdp", "expert"),
         ax.LENGTH: (),
         ax.ACT_EMBED: (),
         ax.ACT_HEADS: ("tensor",),
@@ -63,6 +65,13 @@ def make_mesh(sizes: settings.Mesh, devices: Sequence[jax.Device] | None = None)
     return jax.make_mesh(tuple(shape.values()), tuple(shape), axis_types=(AxisType.Auto,) * len(shape), devices=devices)
 
 
+def mesh_axes(
+    name: str, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, rules: str = "default"
+) -> tuple[str, ...]:
+    """The mesh axes, those of size 1 left out, that split a logical axis."""
+    return tuple(axis for axis in RULES[rules][name] if mesh.shape[axis] > 1)
+
+
 def partition_spec(
     names: Sequence[str | None],
     shape: Sequence[int],
@@ -75,13 +84,13 @@ def partition_spec(
     Raises:
       ShardingError: an unknown name, one mesh axis used for two dimensions, or a size that doesn't divide.
     """
-    table, taken, entries = RULES[rules], {}, []
+    taken, entries = {}, []
     if len(names) != len(shape):
         raise ShardingError(f"{what}: {len(names)} axis names {tuple(names)} for shape {tuple(shape)}")
     for name, size in zip(names, shape, strict=True):
         if name is not None and name not in ax.ALL:
             raise ShardingError(f"{what}: unknown logical axis {name!r}; axes.py lists {sorted(ax.ALL)}")
-        used = tuple(axis for axis in (table[name] if name else ()) if mesh.shape[axis] > 1)
+        used = mesh_axes(name, mesh, rules) if name else ()
         for axis in used:
             if axis in taken:
                 raise ShardingError(f"{what}: axes {taken[axis]!r} and {name!r} both want mesh axis {axis!r}")
@@ -110,9 +119,16 @@ def ways(name: str, rules: str = "default") -> int:
     return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in RULES[rules][name])
 
 
+def platform() -> str:
+    """Platform of the devices that the mesh in force spans, else of JAX's default ones."""
+    mesh = jax.sharding.get_abstract_mesh()
+    device = None if mesh.empty else mesh.abstract_device
+    return jax.default_backend() if device is None else device.platform
+
+
 def batch_sharding(mesh: jax.sharding.Mesh, rules: str = "default") -> NamedSharding:
     """Sharding of [B, T] arrays of a batch."""
-    used = tuple(axis for axis in RULES[rules][ax.BATCH] if mesh.shape[axis] > 1)
+    used = mesh_axes(ax.BATCH, mesh, rules)
     return NamedSharding(mesh, PartitionSpec(used or None, None))
 
 

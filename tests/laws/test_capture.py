@@ -9,6 +9,7 @@ import pytest
 
 from tests import common
 from transformer.ops.attention import reference
+from transformer.spec import MoE
 
 ATTENTION = {"q", "k", "v", "probabilities"}
 BLOCK = {"attention", "attention_out", "ffn_out", "residual"}
@@ -106,3 +107,20 @@ def test_nothing_is_computed_unless_asked(family, monkeypatch):
         patch.setattr(nn.Module, "sow", lambda *args, **kwargs: False)
         patch.setattr(reference, "probabilities", None)
         assert program() == with_points
+
+
+@pytest.mark.parametrize("family", [family for family in common.FAMILIES if common.routes(family)])
+def test_routers_show_their_probabilities_and_picks(family):
+    """Weights lie where experts were picked; probabilities are over all experts and prefer the picked ones."""
+    spec, inner = common.tiny_spec(family), captured(family)[1]["decoder"]
+    for block, values in zip(spec.decoder.layers, common.layers(spec.decoder, inner), strict=True):
+        if not isinstance(block.ffn, MoE):
+            continue
+        ffn = values["ffn"]
+        index, probability = ffn["router_index"], ffn["router_probabilities"]
+        assert probability.dtype == np.float32 and probability.shape == ffn["router_logits"].shape
+        np.testing.assert_allclose(probability.sum(axis=-1), 1, atol=1e-5)
+        assert index.shape == ffn["router_weight"].shape == (*probability.shape[:2], block.ffn.top_k)
+        if not block.ffn.router.correction and block.ffn.router.groups == 1:
+            best = np.argsort(-ffn["router_logits"], axis=-1)[..., : block.ffn.top_k]
+            np.testing.assert_array_equal(np.sort(index), np.sort(best))

@@ -16,6 +16,18 @@ WAYS = {
     "remat full": dict(remat="full"),
     **{body: dict(attention=body, attention_block=16) for body in OTHER_BODIES},
 }
+# Of mixtures of experts: bodies that drop nothing, in the scan, unrolled and under remat.
+EXPERTS = {
+    "grouped": dict(experts="grouped"),
+    "grouped, remat full": dict(experts="grouped", remat="full", unroll=8),
+    "slots for all": dict(experts="capacity", expert_capacity=64.0),
+}
+
+
+@pytest.mark.parametrize("way", EXPERTS)
+@pytest.mark.parametrize("family", [family for family in common.FAMILIES if common.routes(family)])
+def test_bodies_of_experts_change_no_loss_and_no_gradient(family, way):
+    common.assert_same(common.packed_result(family, **EXPERTS[way]), common.packed_result(family))
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -41,7 +41,7 @@ class Block(nn.Module):
             return h
 
         def feed(h):
-            h = ffn(h)
+            h = ffn(h, context)
             capture(self, "ffn_out", h)
             return h
 

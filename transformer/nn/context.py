@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from transformer import spec
 from transformer.ops import rope
@@ -27,6 +27,12 @@ class Context:
     tables: tuple[tuple[Float[Array, "B T P"], Float[Array, "B T P"]], ...]
     ropes: tuple[spec.Rope, ...] = field(metadata={"static": True})
     fresh: bool = field(metadata={"static": True}, default=False)
+
+    @property
+    def real(self) -> Bool[Array, "B T"]:
+        """False in padding: negative positions and segment 0."""
+        real = self.positions >= 0
+        return real if self.segments is None else real & (self.segments != 0)
 
     def rotate(self, which: spec.Rope | None, x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
         """Applies a layer's rotary embedding; the identity where it has none."""

@@ -5,6 +5,7 @@ from jaxtyping import Array, Float
 
 from transformer import axes as ax
 from transformer import spec
+from transformer.nn.context import Context
 from transformer.nn.projection import Projection
 from transformer.ops.activations import activate, gate
 from transformer.settings import Compute
@@ -12,14 +13,17 @@ from transformer.sharding import constrain
 
 
 class FeedForward(nn.Module):
-    """down(act(up x)), or down(act(gate x) · up x) when gated; `gain` scales the initial down projection."""
+    """down(act(up x)), or down(act(gate x) · up x) when gated; `gain` scales the initial down projection.
+
+    It works on each position alone; the context is there because some feed-forwards need it.
+    """
 
     spec: spec.FeedForward
     compute: Compute
     gain: float
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    def __call__(self, x: Float[Array, "B T D"], context: Context | None = None) -> Float[Array, "B T D"]:
         s, rules, width = self.spec, self.compute.rules, x.shape[-1]
         inward = (width,), (s.d_ff,), (ax.EMBED, ax.MLP), s.bias
         y = Projection(*inward, name="up")(x)

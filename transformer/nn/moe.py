@@ -8,12 +8,16 @@ from jaxtyping import Array, Float
 
 from transformer import axes as ax
 from transformer import spec
+from transformer.nn.context import Context
 from transformer.nn.feed_forward import FeedForward
 from transformer.nn.parameter import parameter
-from transformer.nn.projection import capture
-from transformer.ops import experts, routing
+from transformer.nn.projection import capture, capturing
+from transformer.ops import balance, experts, routing
 from transformer.settings import Compute
 from transformer.sharding import constrain
+
+# Where a forward pass leaves the `balance.Load` of every layer, if it is mutable.
+COLLECTION = "router"
 
 
 class Router(nn.Module):
@@ -45,20 +49,20 @@ class Experts(nn.Module):
 
     @nn.compact
     def __call__(self) -> experts.ExpertWeights:
-        inward = self._linear("up", self.d_model, self.spec.d_ff, (ax.EMBED, ax.MLP), 1.0)
-        gate = (None, None)
-        if self.spec.gated:
-            gate = self._linear("gate", self.d_model, self.spec.d_ff, (ax.EMBED, ax.MLP), 1.0)
-        down = self._linear("down", self.spec.d_ff, self.d_model, (ax.MLP, ax.EMBED), self.gain)
-        return experts.ExpertWeights(inward[0], gate[0], down[0], inward[1], gate[1], down[1])
+        width, hidden = self.d_model, self.spec.d_ff
+        up, up_bias = self._linear("up", width, hidden)
+        gate, gate_bias = self._linear("gate", width, hidden) if self.spec.gated else (None, None)
+        down, down_bias = self._linear("down", hidden, width, self.gain)
+        return experts.ExpertWeights(up, gate, down, up_bias, gate_bias, down_bias)
 
-    def _linear(self, name: str, width: int, out: int, names: tuple[str, str], gain: float):
+    def _linear(self, name: str, width: int, out: int, gain: float = 1.0):
         init = nn.initializers.truncated_normal(gain / math.sqrt(width))
-        kernel = parameter(self, f"{name}_kernel", init, (self.num_experts, width, out), (ax.EXPERTS, *names), (-2,))
+        names = getattr(experts.AXES, name)
+        kernel = parameter(self, f"{name}_kernel", init, (self.num_experts, width, out), names, (-2,))
         if not self.spec.bias:
             return kernel, None
-        zeros = nn.initializers.zeros_init()
-        return kernel, parameter(self, f"{name}_bias", zeros, (self.num_experts, out), (ax.EXPERTS, names[1]))
+        zeros, names = nn.initializers.zeros_init(), getattr(experts.AXES, f"{name}_bias")
+        return kernel, parameter(self, f"{name}_bias", zeros, (self.num_experts, out), names)
 
 
 class MoE(nn.Module):
@@ -69,14 +73,35 @@ class MoE(nn.Module):
     gain: float
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        s = self.spec
+    def __call__(self, x: Float[Array, "B T D"], context: Context) -> Float[Array, "B T D"]:
+        s, compute = self.spec, self.compute
         logits, correction = Router(s.router, s.num_experts, name="router")(x)
         index, weight = routing.route(s.router, s.top_k, logits, correction)
         for name, value in (("logits", logits), ("index", index), ("weight", weight)):
             capture(self, f"router_{name}", value)
+        # Padding goes to no expert.
+        index = jnp.where(context.real[..., None], index, s.num_experts)
+        call = experts.Call(
+            s.expert,
+            s.num_experts,
+            compute.expert_capacity,
+            compute.expert_exchange,
+            compute.expert_buffer,
+            compute.rules,
+        )
         weights = Experts(s.expert, s.num_experts, x.shape[-1], self.gain, name="experts")()
-        y = experts.dense(s.expert, x, index, weight, weights)
+        y, dropped = experts.apply(compute.experts, call, x, index, weight, weights)
+        self._report(logits, index, context, dropped)
         if s.shared is not None:
-            y = y + FeedForward(s.shared, self.compute, self.gain, name="shared")(x)
-        return constrain(y, (ax.BATCH, ax.LENGTH, ax.ACT_EMBED), self.compute.rules)
+            y = y + FeedForward(s.shared, compute, self.gain, name="shared")(x)
+        return constrain(y, (ax.BATCH, ax.LENGTH, ax.ACT_EMBED), compute.rules)
+
+    def _report(self, logits, index, context: Context, dropped) -> None:
+        """Hands out what the router did to those who asked for it: training, and figures."""
+        wanted = self.is_mutable_collection(COLLECTION) and not self.is_initializing()
+        if not (wanted or capturing(self)):
+            return
+        probability = balance.probabilities(self.spec.router, logits)
+        capture(self, "router_probabilities", probability)
+        load = balance.measure(logits, probability, index, context.real, context.segments, dropped)
+        self.sow(COLLECTION, "load", load, reduce_fn=lambda _, new: new, init_fn=lambda: None)

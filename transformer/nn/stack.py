@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from transformer import axes as ax
 from transformer import spec
+from transformer.nn import moe
 from transformer.nn.block import Block
 from transformer.nn.context import Context
 from transformer.nn.projection import Norm
@@ -85,7 +86,7 @@ class Stack(nn.Module):
     def _body(self, x, context: Context, caches: tuple[KVCache, ...] | None, gain: float):
         scanned = nn.scan(
             self._remat(Pattern),
-            variable_axes={"params": 0, "intermediates": 0},
+            variable_axes={"params": 0, "intermediates": 0, moe.COLLECTION: 0},
             split_rngs={"params": True},
             in_axes=(0, nn.broadcast),
             length=self.spec.repeats,

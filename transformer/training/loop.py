@@ -81,6 +81,7 @@ class _Loop:
         self.workdir.keep_tokenizer(settings.data.tokenizer)
         self.flops_per_token, self.sampler = flops_per_token, sampler
         self.quiet = quiet or jax.process_index() != 0
+        self.train_step = compile_train_step(self.model, settings)
         self.eval_step = jax.jit(make_eval_step(self.model))
         self.stop = False
 
@@ -136,13 +137,13 @@ class _Loop:
         return state_of(params, self.model, self.optimizer, self.mesh)
 
     def _steps(self, state: TrainState, step: int, steps: int) -> tuple[TrainState, int, dict[str, float]]:
-        train, train_step = self.settings.train, compile_train_step(self.model, self.settings)
+        train = self.settings.train
         evaluation, clock = {}, _Clock()
         while step < steps and not self.stop:
-            state, values = train_step(state, self._on_devices(next(self.batches)))
+            state, values = self.train_step(state, self._on_devices(next(self.batches)))
             step += 1
             if step % train.log_every == 0 or step == steps:
-                values = {name: float(x) for name, x in values.items()}  # the only wait for the devices
+                values = metrics.plain(values)  # the only wait for the devices
                 values |= self._speed(clock.lap(step))
                 self._record(step, "train", values)
             self.progress.step(step)

@@ -3,12 +3,15 @@
 import json
 import math
 import os
+import struct
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -42,15 +45,34 @@ def _measured_peak(dtype: str, size: int = 1024, tries: int = 5) -> float:
     return 2 * size**3 / best
 
 
+def plain(values: Any) -> Any:
+    """Metrics as plain data: numbers, and lists of them where there is one for each layer or expert."""
+    return jax.tree.map(lambda x: x.tolist(), jax.device_get(values))
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """A grey picture uint8 [height, width] as PNG (ISO/IEC 15948)."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    height, width = pixels.shape
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)  # 0: no filter
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
 class MetricsLog:
     """Writes records of (step, values). A resumed run drops what was written after the step it resumes from."""
 
     def __init__(self, workdir: Path, first_step: int, finished: bool):
         from tensorboardX import SummaryWriter  # slow to import, and only training needs it
+        from tensorboardX.proto.summary_pb2 import Summary
 
         self._file = workdir / "metrics.jsonl"
         self._keep_until(first_step, finished)
         self._jsonl = self._file.open("a", encoding="utf-8")
+        self._summary = Summary
         self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=first_step + 1)
 
     def _keep_until(self, step: int, finished: bool) -> None:
@@ -77,6 +99,25 @@ class MetricsLog:
         for name, value in values.items():
             if isinstance(value, int | float):
                 self._board.add_scalar(f"{kind}/{name}", value, step)
+        if "experts" in values:
+            self._experts(step, kind, values["experts"])
+
+    def _experts(self, step: int, kind: str, layers: dict[str, dict[str, Any]]) -> None:
+        """The worst layer's numbers, and a picture: a row a layer, a column an expert, mid-grey for an even share."""
+        for name in ("violation", "dropped"):
+            self._board.add_scalar(
+                f"{kind}/experts/{name}", max(np.max(layer[name]) for layer in layers.values()), step
+            )
+        lowest = min(np.min(layer["entropy"]) for layer in layers.values())
+        self._board.add_scalar(f"{kind}/experts/entropy", lowest, step)
+        for name, layer in layers.items():
+            share = np.atleast_2d(layer["share"])
+            pixels = np.clip(share * share.shape[1] * 127, 0, 255).astype(np.uint8).repeat(8, axis=0).repeat(8, axis=1)
+            image = self._summary.Image(
+                height=pixels.shape[0], width=pixels.shape[1], colorspace=1, encoded_image_string=png(pixels)
+            )
+            value = self._summary.Value(tag=f"{kind}/experts/{name}", image=image)
+            self._board.file_writer.add_summary(self._summary(value=[value]), step)
 
     def text(self, step: int, name: str, text: str) -> None:
         """A text, for TensorBoard."""

@@ -1,48 +1,67 @@
 """The training and evaluation steps: pure functions of state and batch."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from transformer import axes as ax
 from transformer import sharding
+from transformer.nn import moe
 from transformer.nn.model import Transformer
-from transformer.settings import Settings
+from transformer.settings import Balance, Settings
+from transformer.training import balance as balancing
 from transformer.training.optimizer import learning_rate, make_optimizer
 from transformer.training.state import TrainState
 
 Batch = dict[str, Array]
+UNBALANCED = Balance()
 
 
-def loss_sums(model: Transformer, params: dict, batch: Batch) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
-    """Summed nats, and the sums that turn them into averages: target tokens, and the UTF-8 bytes they stand for.
+def loss_sums(model: Transformer, params: dict, batch: Batch) -> tuple[Float[Array, ""], dict]:
+    """Summed nats, and the sums that averages are made of: target tokens, the UTF-8 bytes they stand for, and `loads`.
 
     Sums, not means, so that microbatches, devices, packing and padding can't change the result.
     """
-    nats = model.apply(
+    nats, collections = model.apply(
         {"params": params},
         batch["tokens"],
         batch["targets"],
         batch["positions"],
         batch["segment_ids"],
         method="token_losses",
+        mutable=[moe.COLLECTION],
     )
     total = jnp.sum(nats * batch["weights"])
     return total, {
         "nats": total,
         "tokens": jnp.sum(batch["weights"]),
         "bytes": jnp.sum(batch["target_bytes"].astype(jnp.float32)),
+        "loads": balancing.loads(collections.get(moe.COLLECTION, {})),
     }
 
 
-def gradients(model: Transformer, params: dict, batch: Batch, accumulate: int) -> tuple[dict, dict]:
-    """Gradient of the mean loss, and the sums of `loss_sums`, over `accumulate` microbatches in turn."""
-    grad = jax.grad(lambda p, b: loss_sums(model, p, b), has_aux=True)
+def gradients(
+    model: Transformer, params: dict, batch: Batch, accumulate: int, balance: Balance = UNBALANCED
+) -> tuple[dict, dict]:
+    """Gradient of the mean loss, and the sums of `loss_sums`, over `accumulate` microbatches in turn.
+
+    The balance losses are means over all tokens that are no padding; their sum is among the sums as `penalty`.
+    """
+    targets, routed = jnp.maximum(jnp.sum(batch["weights"]), 1), jnp.maximum(jnp.sum(_real(batch)), 1)
+
+    def objective(params, batch, shares):
+        total, sums = loss_sums(model, params, batch)
+        shares = balancing.shares(sums["loads"]) if shares is None else shares
+        penalty = balancing.penalty(balance, sums["loads"], shares)
+        return total + penalty * targets / routed, {**sums, "penalty": penalty}
+
+    grad = jax.grad(objective, has_aux=True)
     if accumulate == 1:
-        total, sums = grad(params, batch)
+        total, sums = grad(params, batch, None)
     else:
         # Row r of the batch goes to microbatch r mod A: every microbatch then spans all devices of the batch axes.
         micro = {
@@ -51,15 +70,24 @@ def gradients(model: Transformer, params: dict, batch: Batch, accumulate: int) -
             )
             for name, x in batch.items()
         }
+        shares = None
+        if balance.auxiliary:
+            # It weighs by the load of the whole step, which must be known before the first gradient.
+            shares = balancing.shares(_add_up(lambda piece: loss_sums(model, params, piece)[1]["loads"], micro))
+        total, sums = _add_up(lambda piece: grad(params, piece, shares), micro)
+    return jax.tree.map(lambda g: g / targets, total), sums
 
-        def add(carry, piece):
-            return jax.tree.map(jnp.add, carry, grad(params, piece)), None
 
-        shapes = jax.eval_shape(grad, params, {name: x[0] for name, x in micro.items()})
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        (total, sums), _ = jax.lax.scan(add, zeros, micro)
-    weight = jnp.maximum(sums["tokens"], 1)
-    return jax.tree.map(lambda g: g / weight, total), sums
+def _real(batch: Batch) -> Bool[Array, "B T"]:
+    """False in padding."""
+    return (batch["positions"] >= 0) & (batch["segment_ids"] != 0)
+
+
+def _add_up(function: Callable[[Batch], Any], micro: Batch) -> Any:
+    """The sum of a function over microbatches, one at a time."""
+    shapes = jax.eval_shape(function, {name: x[0] for name, x in micro.items()})
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return jax.lax.scan(lambda total, piece: (jax.tree.map(jnp.add, total, function(piece)), None), zeros, micro)[0]
 
 
 def means(sums: dict[str, Array]) -> dict[str, Array]:
@@ -71,20 +99,33 @@ def means(sums: dict[str, Array]) -> dict[str, Array]:
 
 
 def make_train_step(model: Transformer, settings: Settings) -> Callable[[TrainState, Batch], tuple[TrainState, dict]]:
-    """A pure (state, batch) -> (state, metrics); jit it with the state donated."""
+    """A pure (state, batch) -> (state, metrics); jit it with the state donated.
+
+    Metrics are scalars, and under "experts" arrays by layer (`ops.balance.summary`) where the model has any.
+
+    Raises:
+      SettingsError: something is to be balanced that the model doesn't have.
+    """
+    balance = settings.balance
+    balancing.check_balance(model.spec, balance)
     optimizer = make_optimizer(model, settings)
     schedule = learning_rate(settings.optimizer, settings.train.steps)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict]:
-        grads, sums = gradients(model, state.params, batch, settings.train.accumulate)
+        grads, sums = gradients(model, state.params, batch, settings.train.accumulate, balance)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
+        if balance.correction_rate:
+            params = balancing.correct(params, sums["loads"], balance.correction_rate)
         metrics = {
             **means(sums),
             "grad_norm": optax.tree.norm(grads),
             "learning_rate": schedule(state.step),
             "tokens": sums["tokens"],
         }
+        if sums["loads"]:
+            metrics["balance_loss"] = sums["penalty"] / jnp.maximum(jnp.sum(_real(batch)), 1)
+            metrics["experts"] = balancing.metrics(sums["loads"])
         return TrainState(step=state.step + 1, params=params, opt_state=opt_state), metrics
 
     return train_step

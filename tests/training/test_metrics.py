@@ -1,0 +1,62 @@
+"""The picture of the experts' load, in TensorBoard and as PNG."""
+
+import json
+import struct
+import zlib
+
+import jax.numpy as jnp
+import numpy as np
+
+from transformer.training import metrics
+
+LAYERS = {
+    "decoder/head_0": {
+        "share": jnp.array([0.5, 0.5]), "violation": jnp.array(1.0),
+        "entropy": jnp.array(0.7), "dropped": jnp.array(0.0),
+    },
+    "decoder/body/block_0": {
+        "share": jnp.array([[0.25, 0.75], [1.0, 0.0]]), "violation": jnp.array([1.5, 2.0]),
+        "entropy": jnp.array([0.5, 0.1]), "dropped": jnp.array([0.0, 0.25]),
+    },
+}  # fmt: skip
+
+
+def decoded(png: bytes) -> np.ndarray:
+    """The pixels of an unfiltered 8-bit grey PNG, every checksum checked."""
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    chunks, at = {}, 8
+    while at < len(png):
+        (size,) = struct.unpack(">I", png[at : at + 4])
+        kind, data = png[at + 4 : at + 8], png[at + 8 : at + 8 + size]
+        assert struct.unpack(">I", png[at + 8 + size : at + 12 + size])[0] == zlib.crc32(kind + data)
+        chunks[kind], at = data, at + 12 + size
+    width, height, depth, colour = struct.unpack(">IIBB", chunks[b"IHDR"][:10])
+    assert (depth, colour) == (8, 0) and chunks[b"IEND"] == b""
+    rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, width + 1)
+    assert not rows[:, 0].any()
+    return rows[:, 1:]
+
+
+def test_png_holds_the_pixels():
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 7), dtype=np.uint8)
+    np.testing.assert_array_equal(decoded(metrics.png(pixels)), pixels)
+
+
+def test_load_of_the_experts_is_logged_by_layer(tmp_path):
+    log = metrics.MetricsLog(tmp_path, 0, False)
+    written = []
+    log._board.file_writer.add_summary = lambda summary, *_: written.append(summary.value[0])
+    log.write(3, "train", metrics.plain({"loss": jnp.float32(2.0), "experts": LAYERS}))
+    log.close()
+    record = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert record["loss"] == 2.0
+    assert record["experts"]["decoder/body/block_0"]["share"] == [[0.25, 0.75], [1.0, 0.0]]
+    scalars = {value.tag: value.simple_value for value in written if value.WhichOneof("value") == "simple_value"}
+    worst = {name: scalars[f"train/experts/{name}"] for name in ("violation", "dropped", "entropy")}
+    assert worst["violation"] == 2 and worst["dropped"] == 0.25 and np.isclose(worst["entropy"], 0.1)
+    pictures = {
+        value.tag: value.image.encoded_image_string for value in written if value.WhichOneof("value") == "image"
+    }
+    got = decoded(pictures["train/experts/decoder/body/block_0"])[::8, ::8]
+    np.testing.assert_array_equal(got, [[63, 190], [254, 0]])
+    assert set(pictures) == {f"train/experts/{name}" for name in LAYERS}

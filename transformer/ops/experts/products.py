@@ -1,0 +1,92 @@
+"""Rows grouped by expert through their experts: the matrix products of the sparse bodies."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from transformer.ops.activations import activate, gate
+from transformer.ops.experts.call import ExpertWeights, one_expert
+from transformer.ops.experts.slots import Slots
+from transformer.spec import FeedForward
+
+# Rows of a tile: a quarter of an expert's even share, so that filling up the last tile of each costs an eighth on
+# average; beyond the upper bound larger products gain nothing (benchmarks/experts.py).
+SHARE, MOST_ROWS = 4, 128
+
+
+def tile_rows(rows: int, num_experts: int) -> int:
+    """The tile, a power of two, for that many assignments to that many experts."""
+    share = max(rows // (SHARE * num_experts), 1)
+    return min(1 << (share.bit_length() - 1), MOST_ROWS)
+
+
+def batched(spec: FeedForward, x: Float[Array, "E C D"], w: ExpertWeights) -> Float[Array, "E C D"]:
+    """As many rows for each expert, all at once."""
+    return jax.vmap(functools.partial(one_expert, spec))(x, w)
+
+
+def ragged(spec: FeedForward, x: Float[Array, "S D"], slots: Slots, w: ExpertWeights) -> Float[Array, "S D"]:
+    """Tiles of one row through `jax.lax.ragged_dot`, which has kernels on accelerators; on a CPU it is dense."""
+    # Kernels leave rows beyond the last group as they find them.
+    held = (slots.source < slots.row.size)[:, None]
+
+    def linear(x, kernel, bias):
+        y = jax.lax.ragged_dot(x, kernel.astype(x.dtype), slots.sizes)
+        if bias is not None:
+            y = y + bias.astype(x.dtype)[slots.expert]
+        return jnp.where(held, y, 0)
+
+    up = linear(x, w.up, w.up_bias)
+    hidden = gate(spec, linear(x, w.gate, w.gate_bias), up) if spec.gated else activate(spec.activation, up)
+    return linear(hidden, w.down, w.down_bias)
+
+
+def tiled(
+    spec: FeedForward, x: Float[Array, "S D"], slots: Slots, w: ExpertWeights, *, skip: bool
+) -> Float[Array, "S D"]:
+    """One tile after the other, each with the weights of its expert; for CPUs, where nothing better is to be had.
+
+    Args:
+      skip: leave out the tiles behind the used ones, which costs the loop its static length. Worth it where there
+        are many.
+    """
+    tiles = x.reshape(slots.expert.shape[0], -1, x.shape[-1])
+    return _tiled(spec, skip, tiles, slots.expert, slots.used, w).reshape(x.shape)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _tiled(spec: FeedForward, skip: bool, x: Float[Array, "tiles t D"], expert: Int[Array, " tiles"], used, w):
+    def run(i, y):
+        return y.at[i].set(one_expert(spec, x[i], _pick(w, expert[i])))
+
+    return jax.lax.fori_loop(0, used if skip else x.shape[0], run, jnp.zeros_like(x))
+
+
+def _tiled_forward(spec, skip, x, expert, used, w):
+    return _tiled(spec, skip, x, expert, used, w), (x, expert, used, w)
+
+
+def _tiled_backward(spec, skip, kept, g):
+    """Derived automatically, each tile would add zeros to the gradients of all other experts."""
+    x, expert, used, w = kept
+
+    def run(i, carry):
+        dx, dw = carry
+        _, pull = jax.vjp(functools.partial(one_expert, spec), x[i], _pick(w, expert[i]))
+        more, grads = pull(g[i])
+        dw = jax.tree.map(lambda total, part: total.at[expert[i]].add(part.astype(total.dtype)), dw, grads)
+        return dx.at[i].set(more), dw
+
+    # Sums over tiles are kept in float32, whatever the weights are in.
+    start = jnp.zeros_like(x), jax.tree.map(lambda k: jnp.zeros_like(k, dtype=jnp.float32), w)
+    dx, dw = jax.lax.fori_loop(0, used if skip else x.shape[0], run, start)
+    return dx, None, None, jax.tree.map(lambda total, k: total.astype(k.dtype), dw, w)
+
+
+_tiled.defvjp(_tiled_forward, _tiled_backward)
+
+
+def _pick(w: ExpertWeights, expert: Int[Array, ""]) -> ExpertWeights:
+    return jax.tree.map(lambda k: jax.lax.dynamic_index_in_dim(k, expert, keepdims=False), w)
