@@ -93,7 +93,8 @@ class LatentAttention(nn.Module):
         q_rope, k_rope = self._place(q_rope, k_rope, positions, context)
         kept = jnp.concatenate([latent, k_rope], axis=-1) if self.spec.mask.sinks else kept
         q = jnp.concatenate([q_latent, q_rope], axis=-1)
-        y = self._attend(q, kept, latent, positions, context, aligned=False)
+        # Values are the latent part of the keys, cut out afterwards: cut out before, it would be a copy of the cache.
+        y = self._attend(q, kept, kept, positions, context, aligned=False)[..., : self.spec.kv_rank]
         return jnp.einsum("btnr,rnh->btnh", y, value_up.astype(y.dtype))
 
     def _place(self, q_rope, k_rope, positions, context: Context):

@@ -135,7 +135,8 @@ def extend(
     still sees, old and new are joined for this call. Results are in the dtype of `keys`.
     """
     if not overwrites(mask, cache, positions.shape[1]):
-        cache = cache.write(keys, values, positions)
+        # Without the barrier XLA writes twice: once into the cache and once into a copy of it, to be read.
+        cache = jax.lax.optimization_barrier(cache.write(keys, values, positions))
         return cache, cache.read(keys.dtype)
     old, new = cache.read(keys.dtype), (keys, values, positions)
     return cache.write(*new), tuple(jnp.concatenate(pair, axis=1) for pair in zip(old, new, strict=True))
