@@ -89,6 +89,7 @@ def _contradiction(args: argparse.Namespace) -> str | None:
         ),
         f"--prompts: reads and writes files; leave out {', '.join(single)}": args.prompts and single,
         "--output: needs --prompts": args.output and not args.prompts,
+        "--stop: an empty string stops everything; leave it out": "" in args.stop,
         "--system: needs --chat": args.system is not None and not args.chat,
         "--tokenizer: needs --hf; a workdir and a GGUF file bring theirs": args.tokenizer and not args.hf,
         "--sinks: needs --window": args.sinks and not args.window,

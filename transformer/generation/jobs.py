@@ -83,8 +83,7 @@ def complete_all(loaded: tuple, prompts: list[str], **options: Any) -> list[Text
             bar.update(task, completed=done, speed=f"{tokens} tokens")
 
         texts = complete(*loaded, prompts, on_batch=show, **options)
-    report = meter.report(sum(len(text.tokens) for text in texts), "first batch")
-    print(f"{total} prompts, {meter.speed(total):.2f} prompts/s; {report}", file=sys.stderr)
+    print(meter.report(sum(len(text.tokens) for text in texts), total), file=sys.stderr)
     return texts
 
 

@@ -47,11 +47,15 @@ class Meter:
         """How many of `count` a second, compilation left out."""
         return count / max(self.seconds - self.compiling, 1e-9)
 
-    def report(self, tokens: int, what: str = "first text") -> str:
+    def report(self, tokens: int, prompts: int | None = None) -> str:
         """One line: how long it took, what of it was compilation, and the speed apart from that."""
-        first = "" if self.first is None else f", {what} after {self.first:.2f} s"
-        made = f"{self.compiling:.2f} s of it compiling" if self.programs else "nothing compiled"
-        return f"{tokens} tokens in {self.seconds:.2f} s{first}, {made}; otherwise {self.speed(tokens):.1f} tokens/s"
+        counts = {"tokens": tokens} if prompts is None else {"prompts": prompts, "tokens": tokens}
+        what = "text" if prompts is None else "batch"
+        done = ", ".join(f"{count} {name}" for name, count in counts.items())
+        first = "" if self.first is None else f"first {what} after {self.first:.2f} s, "
+        made = f"{self.compiling:.2f} s of compilation" if self.programs else "nothing compiled"
+        speeds = " and ".join(f"{self.speed(count):.1f} {name}/s" for name, count in counts.items())
+        return f"{done} in {self.seconds:.2f} s: {first}{made}, {speeds}{' without it' if self.programs else ''}"
 
     def _listen(self, event: str, duration: float, **_) -> None:
         if event not in STAGES:

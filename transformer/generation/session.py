@@ -7,11 +7,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int
 
-from transformer.generation.decode import Plan, Read, absorb, begin
+from transformer.generation.decode import Plan, Read, absorb, begin, pin_cache, pin_read
 from transformer.generation.prompts import bucket, make_batches
 from transformer.generation.text import Stream, Text, write
-from transformer.generation.tokens import PLAIN, STREAM_STEPS, Completion, OnToken, Row, end_ids, finish
+from transformer.generation.tokens import (
+    PLAIN,
+    STREAM_STEPS,
+    Completion,
+    OnToken,
+    choose_cache_dtype,
+    end_ids,
+    finish,
+    make_rows,
+)
 from transformer.nn.model import Transformer
 from transformer.ops import cache as caches
 from transformer.ops.sampling import Sampling
@@ -48,14 +58,12 @@ class Session:
     ):
         check(capacity >= 1, "capacity", capacity, "use at least 1")
         check(chunk >= 1, "prefill_chunk", chunk, "use at least 1")
-        cache_dtype = cache_dtype or model.compute.dtype
-        check(cache_dtype in caches.CACHE_DTYPES, "cache_dtype", cache_dtype, f"use one of {list(caches.CACHE_DTYPES)}")
         self._model, self._params = model, params
         self._windows = any(block.mixer.mask.window is not None for block in model.spec.decoder.layers)
-        self._chunk, self._cache_dtype = chunk, cache_dtype
+        self._chunk, self._cache_dtype = chunk, choose_cache_dtype(model, cache_dtype)
         self._plan = self._sized(capacity)
-        # What was read last, and the tokens that it surely holds. A call uses it up: one that fails leaves nothing.
-        self._read: Read | None = None
+        # The cache, and the tokens that it surely holds. A call uses it up: one that fails leaves nothing.
+        self._cache: caches.StackCache | None = None
         self._held: list[int] = []
 
     def complete(
@@ -91,31 +99,31 @@ class Session:
           SettingsError: what `generate` refuses.
         """
         [batch] = make_batches(self._model, [prompt], max_new_tokens, seed, 1, self._chunk)
-        row = Row(0, frozenset(int(token) for token in eos_ids), max_new_tokens, on_token)
+        rows = make_rows(self._model, 1, max_new_tokens, eos_ids, on_token)
         tokens, total = batch.tokens[0, : batch.lengths[0]], int(batch.lengths[0]) + max_new_tokens
         if total > self._plan.capacity:
-            self._plan, self._read = self._sized(total), None
-        read, ends, method = self._absorb(tokens, batch), end_ids([row]), sampling.method()
+            self._plan, self._cache = self._sized(total), None
+        read, ends, method = self._absorb(tokens, batch), end_ids(rows), sampling.method()
         padded = np.zeros((batch.tokens.shape[0], self._plan.capacity), np.int32)
         padded[0, : len(tokens)] = tokens
         left = np.where(batch.lengths > 0, max_new_tokens, 0).astype(np.int32)
         lengths, seeds = batch.lengths, batch.seeds
         first = begin(self._model, self._params, read.features, read.cache, padded, lengths, left, seeds, ends, method)
-        state = finish(self._model, self._params, *first, [row], max_new_tokens, method)
-        self._read = Read(state.cache, read.features)
-        self._held = [*tokens.tolist(), *row.tokens]
-        return row.completion()
+        state = finish(self._model, self._params, *first, rows, max_new_tokens, method)
+        self._cache = state.cache
+        self._held = [*tokens.tolist(), *rows[0].tokens]
+        return rows[0].completion()
 
     def _absorb(self, tokens: np.ndarray, batch) -> Read:
         """Reads what the cache has not got; the last token always, since its features are wanted."""
-        read, self._read = self._read, None
+        (cache, self._cache), rows = (self._cache, None), batch.tokens.shape[0]
         # The last token drawn was not read, unless an end token followed it.
         known = min(_common(self._held[:-1], tokens), len(tokens) - 1)
-        if read is None or (self._windows and len(self._held) + 2 * STREAM_STEPS - known > SLACK):
-            read, known = _empty(self._model, self._params, batch.tokens.shape[0], self._plan), 0
-        read = _forget(read, np.int32(known))
+        if cache is None or (self._windows and len(self._held) + 2 * STREAM_STEPS - known > SLACK):
+            cache, known = _empty(self._model, self._params, rows, self._plan), 0
+        read = _resume(self._model, cache, np.int32(known), rows)
         for start in range(known, len(tokens), self._chunk):
-            part = np.zeros((batch.tokens.shape[0], self._chunk), np.int32)
+            part = np.zeros((rows, self._chunk), np.int32)
             piece = tokens[start : start + self._chunk]
             part[0, : len(piece)] = piece
             read = absorb(self._model, self._params, part, np.int32(start), batch.lengths, read, self._plan)
@@ -135,15 +143,13 @@ def _common(held: list[int], tokens: np.ndarray) -> int:
 
 
 @functools.partial(jax.jit, static_argnames=("model", "rows", "plan"), keep_unused=True)
-def _empty(model: Transformer, params: dict, rows: int, plan: Plan) -> Read:
+def _empty(model: Transformer, params: dict, rows: int, plan: Plan) -> caches.StackCache:
     """Nothing read yet. The parameters tell on which devices: elsewhere the next call would be another program."""
-    cache = caches.init(model.spec.decoder, rows, plan.capacity, plan.cache_dtype, plan.slack)
-    return Read(cache, jnp.zeros((rows, 1, model.spec.d_model), model.compute.dtype))
+    return pin_cache(model, caches.init(model.spec.decoder, rows, plan.capacity, plan.cache_dtype, plan.slack))
 
 
-@functools.partial(jax.jit, donate_argnames="read")
-def _forget(read: Read, first: jax.Array) -> Read:
-    """Drops the tokens from position `first` on."""
-    return Read(
-        read.cache.map(lambda cache: cache.drop(jnp.broadcast_to(first, cache.positions.shape[-2]))), read.features
-    )
+@functools.partial(jax.jit, static_argnames=("model", "rows"), donate_argnames="cache")
+def _resume(model: Transformer, cache: caches.StackCache, first: Int[Array, ""], rows: int) -> Read:
+    """The tokens before position `first`, to be read on from there; `cache` is used up."""
+    cache = cache.map(lambda layer: layer.drop(jnp.broadcast_to(first, layer.positions.shape[-2])))
+    return pin_read(model, Read(cache, jnp.zeros((rows, 1, model.spec.d_model), model.compute.dtype)))

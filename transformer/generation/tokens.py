@@ -78,13 +78,8 @@ def generate(
     if len(prompts) == 0:
         return []
     batches = make_batches(model, prompts, max_new_tokens, seed, batch_size, prefill_chunk)
-    vocab_size = model.spec.vocab_size
-    for token in eos_ids:
-        check(0 <= token < vocab_size, "eos_ids", token, f"outside the model's vocabulary of {vocab_size}")
-    ends = frozenset(int(token) for token in eos_ids)
-    cache_dtype = cache_dtype or model.compute.dtype
-    check(cache_dtype in CACHE_DTYPES, "cache_dtype", cache_dtype, f"use one of {list(CACHE_DTYPES)}")
-    rows = [Row(i, ends, max_new_tokens, on_token) for i in range(len(prompts))]
+    cache_dtype = choose_cache_dtype(model, cache_dtype)
+    rows = make_rows(model, len(prompts), max_new_tokens, eos_ids, on_token)
     done = 0
     for batch in batches:
         plan = Plan(batch.capacity, cache_dtype, prefill_chunk)
@@ -93,6 +88,24 @@ def generate(
         if on_batch is not None:
             on_batch(done, sum(len(row.tokens) for row in rows))
     return [row.completion() for row in rows]
+
+
+def choose_cache_dtype(model: Transformer, cache_dtype: CacheDType | None) -> CacheDType:
+    """The one asked for, or the model's compute dtype."""
+    cache_dtype = cache_dtype or model.compute.dtype
+    check(cache_dtype in CACHE_DTYPES, "cache_dtype", cache_dtype, f"use one of {list(CACHE_DTYPES)}")
+    return cache_dtype
+
+
+def make_rows(
+    model: Transformer, count: int, limit: int, eos_ids: Sequence[int], on_token: OnToken | None
+) -> "list[Row]":
+    """Rows without tokens yet; the end tokens are checked against the model."""
+    vocab_size = model.spec.vocab_size
+    for token in eos_ids:
+        check(0 <= token < vocab_size, "eos_ids", token, f"outside the model's vocabulary of {vocab_size}")
+    ends = frozenset(int(token) for token in eos_ids)
+    return [Row(i, ends, limit, on_token) for i in range(count)]
 
 
 def _run(model, params: dict, batch: Batch, rows: "list[Row]", limit: int, method: Method, plan: Plan) -> None:
