@@ -20,7 +20,7 @@ from typing import Any
 
 from transformer.generate_options import FILTERS, parse_args
 
-# Tokens from which on the longer compilation of layers apart pays.
+# Steps of decoding from which on the longer compilation of layers apart pays.
 MANY = 400
 
 
@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> None:
     """
     # Here and not above, so that --help does not wait for JAX.
     from transformer.generation import jobs
+    from transformer.generation.tokens import BATCH_SIZE
     from transformer.ops.sampling import Sampling
 
     filters = {name: value for name in FILTERS if (value := getattr(args, name)) is not None}
@@ -65,7 +66,8 @@ def run(args: argparse.Namespace) -> None:
     else:
         texts = [*args.prompt, *(jobs.read_text(name, "--prompt-file") for name in args.prompt_file)]
         todo = {number: {"prompt": text} for number, text in enumerate(texts, start=1)}
-    template, load = _open(args)
+    batches = -(-len(todo) * args.num_samples // (args.batch_size or BATCH_SIZE))
+    template, load = _open(args, args.conversation or batches * args.max_new_tokens >= MANY)
     if args.conversation:
         _converse(args, template, load(), options)
         return
@@ -82,8 +84,11 @@ def run(args: argparse.Namespace) -> None:
         _print_all(args, load(), prompts, todo, options)
 
 
-def _open(args: argparse.Namespace) -> tuple[Any, Callable[[], tuple]]:
-    """The chat template if it is needed, and what reads (model, parameters, tokenizer) in the form asked for."""
+def _open(args: argparse.Namespace, many: bool) -> tuple[Any, Callable[[], tuple]]:
+    """The chat template if it is needed, and what reads (model, parameters, tokenizer) in the form asked for.
+
+    `many`: the steps are so many that time to compile matters little.
+    """
     import jax
 
     from transformer import api, generation, spec
@@ -92,7 +97,6 @@ def _open(args: argparse.Namespace) -> tuple[Any, Callable[[], tuple]]:
     from transformer.tokenizer import load_tokenizer
 
     compute = {"dtype": args.dtype} if args.dtype else {}
-    many = args.prompts or args.conversation or args.max_new_tokens >= MANY
     auto = "apart" if many and jax.default_backend() == "cpu" else "stacked"
     layers = auto if args.layers == "auto" else args.layers
     seen = functools.partial(spec.streaming, sinks=args.sinks or 4, window=args.window) if args.window else lambda x: x

@@ -73,7 +73,7 @@ def _add_running(group) -> None:
     group.add_argument("--sinks", type=_positive, metavar="K", help="first tokens that --window keeps in view (4)")
     group.add_argument("--prefill-chunk", type=_positive, metavar="N", help="tokens of a prompt that are read at once")
     group.add_argument("--batch-size", type=_positive, metavar="N", help="prompts that run together")
-    about = "apart: faster tokens on a CPU, longer compilation; auto: apart there where many tokens are expected"
+    about = "apart: faster tokens on a CPU, longer compilation; auto: apart there for many steps"
     group.add_argument("--layers", choices=["auto", "stacked", "apart"], default="auto", help=about)
 
 

@@ -172,12 +172,15 @@ def test_logprobs_follow_the_text_token_by_token(cli):
     assert lines == shown and len(shown) == len(want.tokens)
 
 
-def test_layers_apart_say_the_same_and_auto_chooses_by_the_tokens(cli):
+def test_layers_apart_say_the_same_and_auto_chooses_by_the_steps(cli):
     ask = ("--prompt", "The ", "--greedy")
     _, out, err = cli(*ask, "--layers", "apart")
     assert out == text(prompts="The ")[0] + "\n" and ", layers apart\n" in err
     long = cli(*ask, "--max-new-tokens", "400", "--stop", out[1])
     assert ", layers apart\n" in long[2] and ", layers stacked\n" in cli(*ask)[2]
+    # Batches of 64: ten prompts are as many steps as one, two at a time five times as many.
+    many = ("--prompt", "The ", "--num-samples", "10", "--max-new-tokens", "100", "--stop", out[1], "--greedy")
+    assert ", layers stacked\n" in cli(*many)[2] and ", layers apart\n" in cli(*many, "--batch-size", "2")[2]
     assert ", layers stacked\n" in cli(*ask, "--layers", "stacked", "--max-new-tokens", "400", "--stop", out[1])[2]
 
 

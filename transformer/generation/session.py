@@ -28,8 +28,9 @@ from transformer.ops.sampling import Sampling
 from transformer.settings import check
 from transformer.tokenizer import Tokenizer
 
-# Positions that a conversation has room for before its cache has to grow, and tokens that are read at once.
-CAPACITY, CHUNK = 2048, 64
+# Positions that a conversation has room for before its cache has to grow, and tokens that are read at once. Attention
+# looks at empty slots too: on a CPU, a small model draws a token 1.3 times faster over 1024 slots than over 2048.
+CAPACITY, CHUNK = 1024, 64
 # Tokens at the end of a cache that may turn out otherwise: an answer is written again by the template. Rings of window
 # layers are longer by as many slots; full layers can drop any number.
 SLACK = 64
@@ -42,7 +43,7 @@ class Session:
     has other tokens than the cache, those and all after them are read anew.
 
     Args:
-      capacity: positions that the cache is made for; it is made anew, larger, when a conversation needs more.
+      capacity: positions that the cache is made for; it is made anew, twice as large, when a conversation needs more.
       chunk: tokens that are read at once.
       cache_dtype: of cached keys and values; the model's compute dtype by default.
     """
@@ -102,7 +103,7 @@ class Session:
         rows = make_rows(self._model, 1, max_new_tokens, eos_ids, on_token)
         tokens, total = batch.tokens[0, : batch.lengths[0]], int(batch.lengths[0]) + max_new_tokens
         if total > self._plan.capacity:
-            self._plan, self._cache = self._sized(total), None
+            self._plan, self._cache = self._sized(max(total, 2 * self._plan.capacity)), None
         read, ends, method = self._absorb(tokens, batch), end_ids(rows), sampling.method()
         padded = np.zeros((batch.tokens.shape[0], self._plan.capacity), np.int32)
         padded[0, : len(tokens)] = tokens
