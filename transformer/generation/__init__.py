@@ -1,7 +1,8 @@
-"""Text generation: `generate` from token ids, `generate_text` and `complete` from text."""
+"""Text generation: `generate` from token ids, `generate_text` and `complete` from text, `Session` for conversations."""
 
 from transformer.generation.layout import quantize, unroll
+from transformer.generation.session import Session
 from transformer.generation.text import Text, complete, generate_text
 from transformer.generation.tokens import Completion, generate
 
-__all__ = ["Completion", "Text", "complete", "generate", "generate_text", "quantize", "unroll"]
+__all__ = ["Completion", "Session", "Text", "complete", "generate", "generate_text", "quantize", "unroll"]

@@ -134,7 +134,7 @@ def absorb(
     x = jnp.take_along_axis(x, jnp.clip(last, 0, tokens.shape[1] - 1)[:, None, None], axis=1)
     if read is not None:
         x = jnp.where((last >= 0)[:, None, None], x, read.features)
-    return Read(_pin_cache(model, cache), x)
+    return pin_read(model, Read(cache, x))
 
 
 @functools.partial(jax.jit, static_argnames="model", donate_argnames="cache")
@@ -230,7 +230,7 @@ def _pin(model: Transformer, state: State) -> State:
 
     return dataclasses.replace(
         state,
-        cache=_pin_cache(model, state.cache),
+        cache=pin_cache(model, state.cache),
         tokens=pin_row(state.tokens),
         positions=pin_row(state.positions),
         left=pin_row(state.left),
@@ -238,7 +238,14 @@ def _pin(model: Transformer, state: State) -> State:
     )
 
 
-def _pin_cache(model: Transformer, cache: caches.StackCache) -> caches.StackCache:
+def pin_read(model: Transformer, read: Read) -> Read:
+    """Lays out over the mesh what was read, as `absorb` hands it to itself."""
+    x = sharding.constrain(read.features, (ax.BATCH, None, None), model.compute.rules)
+    return Read(pin_cache(model, read.cache), x)
+
+
+def pin_cache(model: Transformer, cache: caches.StackCache) -> caches.StackCache:
+    """Lays the cache out over the mesh."""
     rules = model.compute.rules
 
     def pin_layer(cache: caches.KVCache) -> caches.KVCache:

@@ -1,12 +1,12 @@
 """Generation from text: the tokenizer at both ends, stop strings, streaming."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from transformer.generation.tokens import PLAIN, generate
+from transformer.generation.tokens import Completion, generate
 from transformer.nn.model import Transformer
-from transformer.ops.sampling import Sampling
 from transformer.settings import check
 from transformer.tokenizer import StreamDecoder, Tokenizer
 
@@ -14,29 +14,29 @@ from transformer.tokenizer import StreamDecoder, Tokenizer
 Stream = Callable[[int, str], None]
 
 
+# Called with the prompts' ids and, by name, what `generate` takes to end and to watch them.
+Run = Callable[..., list[Completion]]
+
+
 @dataclass(frozen=True)
 class Text:
-    """What a prompt was continued with, and the tokens that it took (those of a stop string included)."""
+    """What a prompt was continued with.
+
+    Attributes:
+      tokens: those that it took, of a stop string too.
+      logprobs: natural log of the model's probability of each token, before temperature and filters.
+    """
 
     text: str
     tokens: tuple[int, ...]
     reason: Literal["eos", "stop", "length"]
+    logprobs: tuple[float, ...]
 
 
 def generate_text(
-    model: Transformer,
-    params: dict,
-    tokenizer: Tokenizer,
-    prompts: Sequence[str],
-    *,
-    max_new_tokens: int = 128,
-    sampling: Sampling = PLAIN,
-    seed: int | Sequence[int] = 0,
-    stop: Sequence[str] = (),
-    stream: Stream | None = None,
+    model: Transformer, params: dict, tokenizer: Tokenizer, prompts: Sequence[str], **options: Any
 ) -> list[str]:
     """The text that follows each prompt; see `complete`, which also tells the tokens and why they ended."""
-    options = dict(max_new_tokens=max_new_tokens, sampling=sampling, seed=seed, stop=stop, stream=stream)
     return [done.text for done in complete(model, params, tokenizer, prompts, **options)]
 
 
@@ -47,11 +47,10 @@ def complete(
     prompts: Sequence[str],
     *,
     max_new_tokens: int = 128,
-    sampling: Sampling = PLAIN,
-    seed: int | Sequence[int] = 0,
     stop: Sequence[str] = (),
     stream: Stream | None = None,
     bos: bool = True,
+    **options: Any,
 ) -> list[Text]:
     """Continues each prompt until one of the tokenizer's end tokens, a stop string or `max_new_tokens` tokens.
 
@@ -59,21 +58,27 @@ def complete(
     writes its own. Text ends before the stop string that is
     completed first; `stream` is handed exactly the returned text, piece by piece, and no part of a stop string.
 
+    Args:
+      options: of `generate`: sampling, seed, cache_dtype, batch_size, prefill_chunk, on_batch.
+
     Raises:
       SettingsError: an empty prompt where the tokenizer has no BOS, an empty stop string, or what `generate` refuses.
     """
-    for name, value in (("prompts", prompts), ("stop", stop)):
-        check(not isinstance(value, str), name, value, "expected a sequence of strings")
-    check(all(stop), "stop", stop, "an empty string stops everything; leave it out")
+    check(not isinstance(prompts, str), "prompts", prompts, "expected a sequence of strings")
     ids = [_prompt_ids(tokenizer, i, prompt, bos) for i, prompt in enumerate(prompts)]
-    writers = [_Writer(tokenizer, i, prompt, stop, stream) for i, prompt in enumerate(ids)]
-    completions = generate(
-        model,
-        params,
-        ids,
-        max_new_tokens=max_new_tokens,
-        sampling=sampling,
-        seed=seed,
+    run = functools.partial(generate, model, params, max_new_tokens=max_new_tokens, **options)
+    return write(run, tokenizer, ids, stop, stream)
+
+
+def write(
+    run: Run, tokenizer: Tokenizer, prompts: Sequence[list[int]], stop: Sequence[str], stream: Stream | None
+) -> list[Text]:
+    """The texts of what `run` draws after the prompts, as in `complete`."""
+    check(not isinstance(stop, str), "stop", stop, "expected a sequence of strings")
+    check(all(stop), "stop", stop, "an empty string stops everything; leave it out")
+    writers = [_Writer(tokenizer, i, prompt, stop, stream) for i, prompt in enumerate(prompts)]
+    completions = run(
+        prompts,
         eos_ids=tokenizer.end_ids,
         # Nobody to tell: then the device need not pause to be read.
         on_token=(lambda row, token: writers[row].add(token)) if stop or stream else None,
@@ -84,7 +89,7 @@ def complete(
             writer.add_all(done.tokens)
         # The last character may complete a stop string only now.
         reason = "stop" if writer.finish() else done.reason
-        texts.append(Text(writer.text, done.tokens, reason))
+        texts.append(Text(writer.text, done.tokens, reason, done.logprobs))
     return texts
 
 

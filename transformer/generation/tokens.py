@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from transformer.generation.decode import MAX_STEPS, NOTHING, Drawn, Plan, decode, prefill
+from transformer.generation.decode import MAX_STEPS, NOTHING, Drawn, Plan, State, decode, prefill
 from transformer.generation.prompts import Batch, make_batches
 from transformer.nn.model import Transformer
 from transformer.ops.cache import CACHE_DTYPES, CacheDType
@@ -78,13 +78,8 @@ def generate(
     if len(prompts) == 0:
         return []
     batches = make_batches(model, prompts, max_new_tokens, seed, batch_size, prefill_chunk)
-    vocab_size = model.spec.vocab_size
-    for token in eos_ids:
-        check(0 <= token < vocab_size, "eos_ids", token, f"outside the model's vocabulary of {vocab_size}")
-    ends = frozenset(int(token) for token in eos_ids)
-    cache_dtype = cache_dtype or model.compute.dtype
-    check(cache_dtype in CACHE_DTYPES, "cache_dtype", cache_dtype, f"use one of {list(CACHE_DTYPES)}")
-    rows = [_Row(i, ends, max_new_tokens, on_token) for i in range(len(prompts))]
+    cache_dtype = choose_cache_dtype(model, cache_dtype)
+    rows = make_rows(model, len(prompts), max_new_tokens, eos_ids, on_token)
     done = 0
     for batch in batches:
         plan = Plan(batch.capacity, cache_dtype, prefill_chunk)
@@ -95,13 +90,45 @@ def generate(
     return [row.completion() for row in rows]
 
 
-def _run(model, params: dict, batch: Batch, rows: "list[_Row]", limit: int, method: Method, plan: Plan) -> None:
+def choose_cache_dtype(model: Transformer, cache_dtype: CacheDType | None) -> CacheDType:
+    """The one asked for, or the model's compute dtype."""
+    cache_dtype = cache_dtype or model.compute.dtype
+    check(cache_dtype in CACHE_DTYPES, "cache_dtype", cache_dtype, f"use one of {list(CACHE_DTYPES)}")
+    return cache_dtype
+
+
+def make_rows(
+    model: Transformer, count: int, limit: int, eos_ids: Sequence[int], on_token: OnToken | None
+) -> "list[Row]":
+    """Rows without tokens yet; the end tokens are checked against the model."""
+    vocab_size = model.spec.vocab_size
+    for token in eos_ids:
+        check(0 <= token < vocab_size, "eos_ids", token, f"outside the model's vocabulary of {vocab_size}")
+    ends = frozenset(int(token) for token in eos_ids)
+    return [Row(i, ends, limit, on_token) for i in range(count)]
+
+
+def _run(model, params: dict, batch: Batch, rows: "list[Row]", limit: int, method: Method, plan: Plan) -> None:
     """Continues one batch until all of its rows are done."""
-    # None and one are the same program.
-    ends = np.array(sorted(rows[0].ends) or [NOTHING], np.int32)
-    left = np.where(batch.lengths > 0, limit, 0).astype(np.int32)
-    steps = MAX_STEPS if rows[0].on_token is None else STREAM_STEPS
+    left, ends = np.where(batch.lengths > 0, limit, 0).astype(np.int32), end_ids(rows)
     state, drawn = prefill(model, params, batch.tokens, batch.lengths, left, batch.seeds, ends, method, plan)
+    finish(model, params, state, drawn, rows, limit, method)
+
+
+def end_ids(rows: "list[Row]") -> np.ndarray:
+    """What `decode` takes as ends: none and one are the same program."""
+    return np.array(sorted(rows[0].ends) or [NOTHING], np.int32)
+
+
+def finish(
+    model: Transformer, params: dict, state: State, drawn: Drawn, rows: "list[Row]", limit: int, method: Method
+) -> State:
+    """Draws on from the first tokens until all rows are done; the last state, which is used up otherwise.
+
+    Its cache may hold up to 2 · STREAM_STEPS tokens after a row that its watcher stopped.
+    """
+    ends = end_ids(rows)
+    steps = MAX_STEPS if rows[0].on_token is None else STREAM_STEPS
     asked = 1
     while True:
         # The next chunk is under way while this one is looked at.
@@ -110,16 +137,18 @@ def _run(model, params: dict, batch: Batch, rows: "list[_Row]", limit: int, meth
             count = min(steps, limit - asked)
             ahead, asked = decode(model, params, state, np.int32(count), ends, method), asked + count
         stopped = _record(rows, drawn)
-        if ahead is None or all(row.reason for row in rows):
-            return
+        if ahead is None:
+            return state
         state, drawn = ahead
+        if all(row.reason for row in rows):
+            return state
         if stopped:
-            alive = np.zeros_like(left)
+            alive = np.zeros(state.left.shape, np.int32)
             alive[: len(rows)] = [row.reason is None for row in rows]
             state = dataclasses.replace(state, left=state.left * alive)
 
 
-class _Row:
+class Row:
     """Collects the tokens of one prompt."""
 
     def __init__(self, index: int, ends: frozenset[int], limit: int, on_token: OnToken | None):
@@ -143,7 +172,7 @@ class _Row:
         return Completion(tuple(self.tokens), self.reason, tuple(self.logprobs))
 
 
-def _record(rows: list[_Row], drawn: Drawn) -> bool:
+def _record(rows: list[Row], drawn: Drawn) -> bool:
     """Hands a chunk to its rows; True if one of them was stopped by its watcher, which the device can't know."""
     tokens, logprobs = np.asarray(drawn.tokens).tolist(), np.asarray(drawn.logprobs).tolist()
     stopped = False
