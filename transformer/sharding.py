@@ -19,6 +19,7 @@ RULES: dict[str, dict[str, tuple[str, ...]]] = {
         ax.VOCAB: ("tensor",),
         ax.POSITION: (),
         ax.EMBED: ("fsdp",),
+        ax.EMBED_OUT: (),
         ax.HEADS: ("tensor",),
         ax.KV_HEADS: ("tensor",),
         ax.HEAD_DIM: (),

@@ -18,6 +18,8 @@ from transformer.families import _hf
 from transformer.settings import SettingsError, check, from_mapping
 
 INDEX = "model.safetensors.index.json"
+# How many modules of multi-token prediction a checkpoint has.
+NEXT_N = "num_nextn_predict_layers"
 SHARD_BYTES = 5 * 10**9
 # What travels along with the weights, unread by us.
 COMPANIONS = (
@@ -65,6 +67,28 @@ def read_spec(config: Mapping[str, Any]) -> spec.Model:
         raise SettingsError(f"config.json: a field of {name} has a value that can't be used ({error!r})") from None
 
 
+def open_spec(directory: str | os.PathLike, mtp: bool = True) -> spec.Model:
+    """The spec of a directory.
+
+    Modules of multi-token prediction that the config states and no file holds are left out: `transformers` drops them
+    from what it saves.
+
+    Args:
+      mtp: False leaves out multi-token prediction, wherever it is.
+
+    Raises:
+      CheckpointError, SettingsError, SpecError: as `read_config`, `read_spec` and `TensorFiles` do.
+    """
+    config = read_config(directory)
+    found = read_spec(config)
+    if found.mtp is None:
+        return found
+    if mtp and any(Path(directory).glob("*.safetensors")):
+        table, held = families.get(found.origin.family).table(found), TensorFiles(Path(directory)).names
+        mtp = any(row.name in held for row in table.around if row.paths[0].startswith("mtp/"))
+    return found if mtp else read_spec({**config, NEXT_N: 0})
+
+
 def read_params(
     directory: str | os.PathLike,
     model: spec.Model,
@@ -79,7 +103,7 @@ def read_params(
     """
     files = TensorFiles(Path(directory), block_of(read_config(directory)))
     table = families.get(model.origin.family).table(model)
-    return weights.load(files, table, model.decoder, like, np.dtype(dtype), progress)
+    return weights.load(files, table, model, like, np.dtype(dtype), progress)
 
 
 def write(
@@ -111,7 +135,7 @@ def write(
     # A directory beside the target, renamed at the very end: a killed export never looks whole.
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
     try:
-        tensors = weights.dump(params, family.table(model), model.decoder)
+        tensors = weights.dump(params, family.table(model), model)
         kind = _write_tensors(partial, tensors, None if dtype is None else np.dtype(dtype), shard_bytes)
         config = family.to_hf(origin.dims) | {"dtype": kind}
         (partial / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -10,7 +10,7 @@ import numpy as np
 
 from transformer.checkpoints.table import Row, Table, places
 from transformer.checkpoints.tensors import CheckpointError, TensorFiles
-from transformer.spec import Stack
+from transformer.spec import Model
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class Link:
     leaves: tuple[tuple[str, tuple[int, ...]], ...]
 
 
-def links(table: Table, stack: Stack) -> Iterator[Link]:
-    """Every tensor of a model, from its table and its stack."""
+def links(table: Table, model: Model) -> Iterator[Link]:
+    """Every tensor of a model, from its table and its spec."""
     for row in table.around:
         yield Link(row, row.name, tuple((path, ()) for path in row.paths))
-    for number, (rows, place) in enumerate(zip(table.layers, places(stack), strict=True)):
+    for number, (rows, place) in enumerate(zip(table.layers, places(model), strict=True)):
         at = () if place.index is None else (place.index,)
         for row in rows:
             for expert in range(row.experts or 1):
@@ -75,7 +75,7 @@ def to_theirs(row: Row, slices: list[np.ndarray]) -> np.ndarray:
 
 
 def load(
-    files: TensorFiles, table: Table, stack: Stack, like: dict, dtype: np.dtype, progress: Callable[[str], None]
+    files: TensorFiles, table: Table, model: Model, like: dict, dtype: np.dtype, progress: Callable[[str], None]
 ) -> dict:
     """Our parameters from their tensors, each read when a shard of ours needs it and placed there at once.
 
@@ -84,11 +84,12 @@ def load(
       progress: told the path of every leaf when it is complete.
 
     Raises:
-      CheckpointError: tensors without a leaf, leaves without a tensor, or shapes that differ; before anything is read.
+      CheckpointError: tensors without a leaf, leaves without a tensor, or shapes that differ, before anything is read
+        but copies; or copies that differ.
     """
     prefix = table.optional_prefix
     bare = bool(prefix) and not any(name.startswith(prefix) for name in files.names)
-    found = list(links(table, stack))
+    found = list(links(table, model))
     names = {link.name: link.name.removeprefix(prefix) if bare else link.name for link in found}
     shapes = {path: leaf.shape for path, leaf in flatten(like).items()}
     _check(files, table, found, names, shapes)
@@ -125,6 +126,8 @@ def _shard(files, names, source, shape, where, dtype) -> np.ndarray:
 
 def _check(files: TensorFiles, table: Table, found: list[Link], names: dict, shapes: dict) -> None:
     theirs, wanted = set(files.names), set(names.values())
+    copies = {name: original for name, original in table.copies.items() if name in theirs}
+    theirs -= copies.keys()
     unknown = sorted(name for name in theirs - wanted if not table.is_ignored(name))
     missing = sorted(wanted - theirs)
     if unknown or missing:
@@ -140,6 +143,9 @@ def _check(files: TensorFiles, table: Table, found: list[Link], names: dict, sha
         expected, shape = their_shape(link, shapes), files.shape(names[link.name])
         if tuple(shape) != tuple(expected):
             raise CheckpointError(f"{names[link.name]}: shape {tuple(shape)}, but config.json implies {expected}")
+    for name, original in copies.items():
+        if not np.array_equal(files.read(name), files.read(names[original])):
+            raise CheckpointError(f"{name}: differs from {original}, with which this model shares it")
 
 
 def _some(names: list[str], count: int = 4) -> str:
@@ -147,8 +153,9 @@ def _some(names: list[str], count: int = 4) -> str:
     return f"[{', '.join(names[:count])}{more}]" if names else ""
 
 
-def dump(params: dict, table: Table, stack: Stack) -> Iterator[tuple[str, np.ndarray]]:
-    """Their tensors from our parameters, one at a time, in the table's order."""
-    leaves = flatten(params)
-    for link in links(table, stack):
-        yield link.name, np.ascontiguousarray(to_theirs(link.row, [np.asarray(leaves[p][i]) for p, i in link.leaves]))
+def dump(params: dict, table: Table, model: Model) -> Iterator[tuple[str, np.ndarray]]:
+    """Their tensors from our parameters, one at a time, in the table's order; copies last."""
+    leaves, found = flatten(params), {link.name: link for link in links(table, model)}
+    for name, original in {**dict(zip(found, found, strict=True)), **table.copies}.items():
+        link = found[original]
+        yield name, np.ascontiguousarray(to_theirs(link.row, [np.asarray(leaves[p][i]) for p, i in link.leaves]))

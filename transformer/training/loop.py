@@ -81,7 +81,7 @@ class _Loop:
         self.workdir.keep_tokenizer(settings.data.tokenizer)
         self.flops_per_token, self.sampler = flops_per_token, sampler
         self.quiet = quiet or jax.process_index() != 0
-        self.eval_step = jax.jit(make_eval_step(self.model))
+        self.eval_step = jax.jit(make_eval_step(self.model, settings.train.mtp_weight))
         self.stop = False
 
     def run_all(self) -> Result:

@@ -17,30 +17,31 @@ from transformer.training.state import TrainState
 Batch = dict[str, Array]
 
 
-def loss_sums(model: Transformer, params: dict, batch: Batch) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
-    """Summed nats, and the sums that turn them into averages: target tokens, and the UTF-8 bytes they stand for.
+def loss_sums(
+    model: Transformer, params: dict, batch: Batch, mtp_weight: float = 0.0
+) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+    """The summed loss, and the sums that turn it into averages: target tokens, and the UTF-8 bytes they stand for.
 
-    Sums, not means, so that microbatches, devices, packing and padding can't change the result.
+    Sums, not means, so that microbatches, devices, packing and padding can't change the result. The loss is the
+    model's nats and, where `mtp_weight` is positive, that times the mean over the depths of multi-token prediction of
+    theirs. Those are divided by all target tokens, too, as DeepSeek-V3 does (arXiv:2412.19437, equations 24 and 25).
     """
-    nats = model.apply(
-        {"params": params},
-        batch["tokens"],
-        batch["targets"],
-        batch["positions"],
-        batch["segment_ids"],
-        method="token_losses",
-    )
-    total = jnp.sum(nats * batch["weights"])
-    return total, {
-        "nats": total,
-        "tokens": jnp.sum(batch["weights"]),
-        "bytes": jnp.sum(batch["target_bytes"].astype(jnp.float32)),
-    }
+    texts = {"params": params}, batch["tokens"], batch["targets"], batch["positions"], batch["segment_ids"]
+    sums = {"tokens": jnp.sum(batch["weights"]), "bytes": jnp.sum(batch["target_bytes"].astype(jnp.float32))}
+    if not mtp_weight:
+        total = jnp.sum(model.apply(*texts, method="token_losses") * batch["weights"])
+        return total, {"nats": total, **sums}
+    nats, further, seen = model.apply(*texts, method="further_losses")
+    total, further = jnp.sum(nats * batch["weights"]), jnp.sum(further * seen * batch["weights"])
+    sums |= {"nats": total, "mtp_nats": further, "mtp_tokens": jnp.sum(seen * batch["weights"])}
+    return total + mtp_weight / seen.shape[0] * further, sums
 
 
-def gradients(model: Transformer, params: dict, batch: Batch, accumulate: int) -> tuple[dict, dict]:
+def gradients(
+    model: Transformer, params: dict, batch: Batch, accumulate: int, mtp_weight: float = 0.0
+) -> tuple[dict, dict]:
     """Gradient of the mean loss, and the sums of `loss_sums`, over `accumulate` microbatches in turn."""
-    grad = jax.grad(lambda p, b: loss_sums(model, p, b), has_aux=True)
+    grad = jax.grad(lambda p, b: loss_sums(model, p, b, mtp_weight), has_aux=True)
     if accumulate == 1:
         total, sums = grad(params, batch)
     else:
@@ -63,11 +64,14 @@ def gradients(model: Transformer, params: dict, batch: Batch, accumulate: int) -
 
 
 def means(sums: dict[str, Array]) -> dict[str, Array]:
-    """Loss in nats a token, and bits a byte of text."""
-    return {
+    """Loss in nats a token, and bits a byte of text; and the loss of what multi-token prediction foretells."""
+    values = {
         "loss": sums["nats"] / jnp.maximum(sums["tokens"], 1),
         "bits_per_byte": sums["nats"] / jnp.log(2.0) / jnp.maximum(sums["bytes"], 1),
     }
+    if "mtp_nats" in sums:
+        values["mtp_loss"] = sums["mtp_nats"] / jnp.maximum(sums["mtp_tokens"], 1)
+    return values
 
 
 def make_train_step(model: Transformer, settings: Settings) -> Callable[[TrainState, Batch], tuple[TrainState, dict]]:
@@ -76,7 +80,8 @@ def make_train_step(model: Transformer, settings: Settings) -> Callable[[TrainSt
     schedule = learning_rate(settings.optimizer, settings.train.steps)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict]:
-        grads, sums = gradients(model, state.params, batch, settings.train.accumulate)
+        train = settings.train
+        grads, sums = gradients(model, state.params, batch, train.accumulate, train.mtp_weight)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         metrics = {
@@ -90,9 +95,9 @@ def make_train_step(model: Transformer, settings: Settings) -> Callable[[TrainSt
     return train_step
 
 
-def make_eval_step(model: Transformer) -> Callable[[dict, Batch], dict[str, Array]]:
+def make_eval_step(model: Transformer, mtp_weight: float = 0.0) -> Callable[[dict, Batch], dict[str, Array]]:
     """A pure (params, batch) -> sums; add them over batches before taking `means`."""
-    return lambda params, batch: loss_sums(model, params, batch)[1]
+    return lambda params, batch: loss_sums(model, params, batch, mtp_weight)[1]
 
 
 def compile_train_step(model: Transformer, settings: Settings):
