@@ -92,7 +92,7 @@ def test_copies_may_be_missing_but_not_differ(directory):
 def test_modules_that_no_file_holds_are_left_out_and_half_of_them_refused(directory, tmp_path):
     """`transformers` saves the config's field and not the tensors."""
     rewrite(directory, lambda tensors: tensors.pop(f"{MODULES[0]}hnorm.weight"))
-    with pytest.raises(CheckpointError, match="1 tensors are missing.*hnorm"):
+    with pytest.raises(CheckpointError, match=r"1 tensors are missing.*hnorm"):
         transformer.from_hf(directory)
     drop = [name for name in golden.stored(directory / golden.WEIGHTS) if name.startswith(MODULES)]
     rewrite(directory, lambda tensors: [tensors.pop(name) for name in drop])

@@ -30,11 +30,13 @@ class Plan:
     Attributes:
       capacity: positions that the cache of a full layer holds.
       cache_dtype: of keys and values at rest.
+      slack: tokens that may be written and dropped again (`ops.cache.init`).
     """
 
     sampling: Sampling
     capacity: int
     cache_dtype: str
+    slack: int = 0
 
 
 @jax.tree_util.register_dataclass
@@ -84,16 +86,32 @@ def prefill(
       seeds: what the random keys are made of (`prompts.Batch`).
       ends: tokens that end a row; `NOTHING` is never drawn.
     """
+    state, x = read(model, params, prompts, lengths, left, seeds, plan)
+    state, tokens, logprobs = draw(model, params, last(x, lengths), state, ends, plan)
+    return pin(model, state), replicate(model, Drawn(tokens[:, None], logprobs[:, None]))
+
+
+def read(
+    model: Transformer,
+    params: dict,
+    prompts: Int[Array, "B P"],
+    lengths: Int[Array, " B"],
+    left: Int[Array, " B"],
+    seeds: UInt[Array, "B 3"],
+    plan: Plan,
+) -> tuple[State, Float[Array, "B P D"]]:
+    """The state before the first draw, and the features of whole prompts; arguments as `prefill`."""
     index = jnp.arange(prompts.shape[1], dtype=jnp.int32)
     positions = jnp.where(index < lengths[:, None], index, -1)
-    cache = caches.init(model.spec.decoder, prompts.shape[0], plan.capacity, plan.cache_dtype)
-    x, cache = _features(model, params, prompts, positions, cache, fresh=True)
-    last = jnp.maximum(lengths - 1, 0)
-    x = jnp.take_along_axis(x, last[:, None, None], axis=1)
-    keys = jax.vmap(_row_key)(seeds)
-    state = State(cache=cache, tokens=jnp.zeros_like(lengths), positions=lengths - 1, left=left, keys=keys)
-    state, tokens, logprobs = _draw(model, params, x, state, ends, plan)
-    return _pin(model, state), _replicate(model, Drawn(tokens[:, None], logprobs[:, None]))
+    cache = caches.init(model.spec.decoder, prompts.shape[0], plan.capacity, plan.cache_dtype, plan.slack)
+    x, cache = features(model, params, prompts, positions, cache, fresh=True)
+    keys = jax.vmap(row_key)(seeds)
+    return State(cache=cache, tokens=jnp.zeros_like(lengths), positions=lengths - 1, left=left, keys=keys), x
+
+
+def last(x: Float[Array, "B T D"], lengths: Int[Array, " B"]) -> Float[Array, "B 1 D"]:
+    """The features of the last of `lengths` tokens of each row."""
+    return jnp.take_along_axis(x, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "plan"), donate_argnames="state")
@@ -109,23 +127,24 @@ def decode(
     def advance(carry):
         step, state, drawn = carry
         positions = jnp.where(state.left > 0, state.positions, -1)
-        x, cache = _features(model, params, state.tokens[:, None], positions[:, None], state.cache)
-        state, tokens, logprobs = _draw(model, params, x, dataclasses.replace(state, cache=cache), ends, plan)
+        x, cache = features(model, params, state.tokens[:, None], positions[:, None], state.cache)
+        state, tokens, logprobs = draw(model, params, x, dataclasses.replace(state, cache=cache), ends, plan)
         drawn = Drawn(drawn.tokens.at[:, step].set(tokens), drawn.logprobs.at[:, step].set(logprobs))
         return step + 1, state, drawn
 
     shape = (state.tokens.shape[0], MAX_STEPS)
     drawn = Drawn(jnp.full(shape, NOTHING, jnp.int32), jnp.zeros(shape, jnp.float32))
     _, state, drawn = jax.lax.while_loop(more, advance, (jnp.int32(0), state, drawn))
-    return _pin(model, state), _replicate(model, drawn)
+    return pin(model, state), replicate(model, drawn)
 
 
-def _features(model: Transformer, params: dict, tokens, positions, cache, fresh: bool = False):
+def features(model: Transformer, params: dict, tokens, positions, cache: caches.StackCache, fresh: bool = False):
+    """Final features [B, T, D] of the tokens, and the cache with them written."""
     args = tokens, positions
     return model.apply({"params": params}, *args, cache=cache, fresh=fresh, method="features")
 
 
-def _draw(model: Transformer, params: dict, x: Float[Array, "B 1 D"], state: State, ends: Array, plan: Plan):
+def draw(model: Transformer, params: dict, x: Float[Array, "B 1 D"], state: State, ends: Array, plan: Plan):
     """The state after one more token in every unfinished row, and the [B] tokens and log probabilities to report."""
     logits = model.apply({"params": params}, x, method="logits")[:, 0]
     active = state.left > 0
@@ -142,13 +161,29 @@ def _draw(model: Transformer, params: dict, x: Float[Array, "B 1 D"], state: Sta
     return state, jnp.where(active, tokens, NOTHING), logprobs
 
 
-def _row_key(seeds: UInt[Array, "3"]) -> Key[Array, ""]:
+def row_key(seeds: UInt[Array, "3"]) -> Key[Array, ""]:
+    """The random key of a row."""
     seed, prompt, occurrence = seeds
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), prompt), occurrence)
 
 
-def _pin(model: Transformer, state: State) -> State:
+def pin(model: Transformer, state: State) -> State:
     """Lays the state out over the mesh, equally before and after a call: only so can its buffers be reused."""
+
+    def pin_row(row: Array) -> Array:
+        return sharding.constrain(row, (ax.BATCH,), model.compute.rules)
+
+    return dataclasses.replace(
+        state,
+        cache=pin_cache(model, state.cache),
+        tokens=pin_row(state.tokens),
+        positions=pin_row(state.positions),
+        left=pin_row(state.left),
+    )
+
+
+def pin_cache(model: Transformer, cache: caches.StackCache) -> caches.StackCache:
+    """Lays a cache out over the mesh."""
     rules = model.compute.rules
 
     def pin_layer(cache: caches.KVCache) -> caches.KVCache:
@@ -159,18 +194,9 @@ def _pin(model: Transformer, state: State) -> State:
         pinned = {name: sharding.constrain(getattr(cache, name), axes, rules) for name, axes in names.items()}
         return dataclasses.replace(cache, **pinned)
 
-    def pin_row(row: Array) -> Array:
-        return sharding.constrain(row, (ax.BATCH,), rules)
-
-    return dataclasses.replace(
-        state,
-        cache=state.cache.map(pin_layer),
-        tokens=pin_row(state.tokens),
-        positions=pin_row(state.positions),
-        left=pin_row(state.left),
-    )
+    return cache.map(pin_layer)
 
 
-def _replicate(model: Transformer, drawn: Drawn) -> Drawn:
-    # Every process of a run reads all rows.
+def replicate(model: Transformer, drawn: Drawn) -> Drawn:
+    """Whole on every device: every process of a run reads all rows."""
     return jax.tree.map(lambda x: sharding.constrain(x, (None, None), model.compute.rules), drawn)

@@ -77,7 +77,7 @@ def generate(
     check(cache_dtype in get_args(DType), "cache_dtype", cache_dtype, f"use one of {list(get_args(DType))}")
     plan = Plan(sampling, batch.capacity, cache_dtype)
     left = np.where(batch.lengths > 0, max_new_tokens, 0).astype(np.int32)
-    rows = [_Row(i, ends, max_new_tokens, on_token) for i in range(len(prompts))]
+    rows = [Row(i, ends, max_new_tokens, on_token) for i in range(len(prompts))]
     steps = MAX_STEPS if on_token is None else STREAM_STEPS
 
     state, drawn = prefill(model, params, batch.tokens, batch.lengths, left, batch.seeds, end_array, plan)
@@ -88,7 +88,7 @@ def generate(
         if asked < max_new_tokens:
             count = min(steps, max_new_tokens - asked)
             ahead, asked = decode(model, params, state, np.int32(count), end_array, plan), asked + count
-        stopped = _record(rows, drawn)
+        stopped = record(rows, drawn)
         if ahead is None or all(row.reason for row in rows):
             return [row.completion() for row in rows]
         state, drawn = ahead
@@ -98,7 +98,7 @@ def generate(
             state = dataclasses.replace(state, left=state.left * alive)
 
 
-class _Row:
+class Row:
     """Collects the tokens of one prompt."""
 
     def __init__(self, index: int, ends: frozenset[int], limit: int, on_token: OnToken | None):
@@ -108,6 +108,7 @@ class _Row:
         self.reason: Literal["eos", "stop", "length"] | None = None
 
     def add(self, token: int, logprob: float) -> None:
+        """Takes the next token, unless it is the one that ends the row."""
         if token in self.ends:
             self.reason = "eos"
             return
@@ -119,10 +120,11 @@ class _Row:
             self.reason = "length"
 
     def completion(self) -> Completion:
+        """What there is of the row."""
         return Completion(tuple(self.tokens), self.reason, tuple(self.logprobs))
 
 
-def _record(rows: list[_Row], drawn: Drawn) -> bool:
+def record(rows: list[Row], drawn: Drawn) -> bool:
     """Hands a chunk to its rows; True if one of them was stopped by its watcher, which the device can't know."""
     tokens, logprobs = np.asarray(drawn.tokens).tolist(), np.asarray(drawn.logprobs).tolist()
     stopped = False
