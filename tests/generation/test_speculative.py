@@ -11,7 +11,7 @@ from scipy import stats
 
 from tests import common
 from tests.generation.common import GREEDY, LENGTHS, NEW, assert_close, full_forward, greedy, prompts
-from transformer import families, sharding
+from transformer import families, sharding, spec
 from transformer.generation import generate, rounds
 from transformer.generation.decode import Plan
 from transformer.generation.drafts import OtherModel, OwnModule
@@ -71,6 +71,16 @@ def test_greedy_is_plain_greedy(family):
     assert 0.05 < statistics.acceptance < 0.95
 
 
+def test_greedy_is_plain_greedy_beyond_a_stream_with_sinks():
+    streaming = spec.streaming(common.tiny_spec(PLAIN), sinks=2, window=7)
+    model, params = Transformer(streaming, common.model(PLAIN).compute), common.params(PLAIN)
+    want = generate(model, params, prompts(PLAIN), max_new_tokens=NEW, sampling=GREEDY)
+    options = dict(draft=(model, near(PLAIN)[1]), draft_tokens=GUESSES, max_new_tokens=NEW, sampling=GREEDY)
+    got, statistics = speculate(model, params, prompts(PLAIN), **options)
+    assert [c.tokens for c in got] == [c.tokens for c in want]
+    assert [c.tokens for c in want] != [c.tokens for c in greedy(PLAIN)] and 0.05 < statistics.acceptance < 0.95
+
+
 @pytest.mark.parametrize(("family", "draft"), [("mistral", "gpt2"), ("gemma3", "llama3"), ("deepseek_v2", "gpt_oss")])
 def test_a_draft_of_another_family_changes_nothing(family, draft):
     check(family, other(draft, common.tiny_spec(family).vocab_size))
@@ -103,8 +113,10 @@ def test_an_end_token_within_a_kept_run_ends_the_row():
         ends = [greedy(PLAIN)[0].tokens[place], greedy(PLAIN)[2].tokens[place + 3]]
         want = generate(model, params, prompts(PLAIN), max_new_tokens=NEW, sampling=GREEDY, eos_ids=ends)
         for draft in ((model, params), near(PLAIN)):
-            got, _ = run(PLAIN, draft, eos_ids=ends)
+            got, statistics = run(PLAIN, draft, eos_ids=ends)
             assert [(c.tokens, c.reason) for c in got] == [(c.tokens, c.reason) for c in want]
+            # The first token of a row is the prefill's, and nothing is drawn behind the end.
+            assert statistics.drawn == sum(len(c.tokens) + (c.reason == "eos") - 1 for c in want)
         assert {c.reason for c in want} >= {"eos"}
 
 
@@ -147,14 +159,14 @@ def test_draws_are_the_rows_own_and_have_the_models_log_probabilities():
         assert_close(np.array(done.logprobs), want, f"row {i}")
 
 
-VOCAB, ROWS = 5, 2048
+VOCAB, ROWS = 5, 1500
 
 
 @functools.cache
 def small(family: str, seed: int) -> tuple[Transformer, dict]:
     """A model of five tokens whose parameters are large enough for its logits to differ."""
-    spec = dataclasses.replace(common.tiny_spec(family), vocab_size=VOCAB)
-    model = Transformer(spec, Compute(attention="reference"))
+    few = dataclasses.replace(common.tiny_spec(family), vocab_size=VOCAB)
+    model = Transformer(few, Compute(attention="reference"))
     sharper = jax.tree.map_with_path(
         lambda path, x: x * 1.5 if path[0].key in ("head", "embedding") else x, initial.params(model, seed)
     )

@@ -179,8 +179,8 @@ class Transformer(nn.Module):
         """`token_losses`, and the same of every depth of multi-token prediction, from one pass of the decoder.
 
         Returns:
-          (nats, further, seen): further[k, b, t] is the loss of targets[b, t] as module k foretold it, k + 1 tokens
-          before the model itself; seen is 1 where that token is of the same document, and 0 where there is none.
+          (nats, further, seen): further[k, b, t] is the loss of targets[b, t] as module k foretells it from the
+          decoder's features k + 1 tokens earlier; seen is 1 where those are of the same document, else 0.
         """
         if positions is None:
             positions = default_positions(segment_ids, tokens.shape)

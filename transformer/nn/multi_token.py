@@ -13,7 +13,7 @@ from transformer.ops.cache import StackCache
 from transformer.settings import Compute
 
 
-class Module(nn.Module):
+class Depth(nn.Module):
     """One depth: what is known of a token and the embedding of one after it, projected together, through layers.
 
     The order of the inputs, embedding first, is that of the published kernel (eh_proj).
@@ -40,8 +40,8 @@ class MultiToken(nn.Module):
     compute: Compute
 
     def setup(self):
-        self.depth = [Module(self.spec, self.compute) for _ in range(self.spec.depth)]
+        self.depth = [Depth(self.spec, self.compute) for _ in range(self.spec.depth)]
 
     def __call__(self, depth: int, *args) -> tuple[Float[Array, "B T D"], StackCache | None]:
-        """`Module` of one depth, counted from 0."""
+        """`Depth` number `depth`, counted from 0."""
         return self.depth[depth](*args)
