@@ -1,9 +1,9 @@
 """Key/value caches: frozen pytrees whose slots remember absolute positions.
 
 A layer's mask says which slots it needs. The first `mask.sinks` positions have slots of their own; every later
-position p has slot sinks + (p - sinks) mod ring. A full cache is a ring that never comes round, a window layer's ring is
-as long as the window, and sinks before a ring make StreamingLLM's cache. Nothing else distinguishes them: no cursor, no
-padding side, no row length. An empty slot has position -1 and padding tokens (negative positions) are never written.
+position p has slot sinks + (p - sinks) mod ring. A full cache is a ring that never comes round, a window layer's ring
+is as long as the window, and sinks before a ring make StreamingLLM's cache. Nothing else distinguishes them: no cursor,
+no padding side, no row length. An empty slot has position -1 and padding (negative positions) is never written.
 """
 
 import dataclasses

@@ -158,7 +158,7 @@ class Model:
 
 
 def streaming(model: Model, *, sinks: int, window: int) -> Model:
-    """The model with StreamingLLM's attention: layers that see everything see `sinks` first tokens and a window instead.
+    """The model with StreamingLLM's attention: what sees everything sees `sinks` first tokens and a window instead.
 
     It generates on past its trained length at constant memory; layers that have a window keep it.
 
