@@ -48,7 +48,9 @@ def test_axis_names_are_those_of_their_sizes(family):
     blocks, positions = built.decoder.layers, built.embedding.positions
     sizes = {
         axes.VOCAB: {built.vocab_size},
-        axes.EMBED: {built.d_model},
+        # Multi-token prediction projects two vectors at once.
+        axes.EMBED: {built.d_model, *([2 * built.d_model] if built.mtp else [])},
+        axes.EMBED_OUT: {built.d_model},
         axes.HEADS: {b.mixer.num_heads for b in blocks},
         axes.KV_HEADS: {getattr(b.mixer, "num_kv_heads", None) for b in blocks},
         axes.HEAD_DIM: {dim for b in blocks for dim in common.head_dims(b.mixer)},
@@ -69,7 +71,9 @@ def test_axis_names_are_those_of_their_sizes(family):
 @pytest.mark.parametrize(("family", "size"), PUBLISHED)
 def test_parameters_are_as_many_as_published(family, size):
     page = common.page(family)
-    count = sum(leaf.size for leaf in jax.tree.leaves(abstract(family, size)))
+    # Published counts are without multi-token prediction.
+    main = {name: tree for name, tree in abstract(family, size).items() if name != "mtp"}
+    count = sum(leaf.size for leaf in jax.tree.leaves(main))
     if size in getattr(page, "PARAMETERS", {}):
         assert count == page.PARAMETERS[size]
     else:

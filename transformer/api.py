@@ -56,6 +56,7 @@ def from_hf(
     *,
     dtype: str = "float32",
     mesh: Mesh | None = None,
+    mtp: bool = True,
     progress: Callable[[str], None] = lambda _: None,
     **compute: Any,
 ) -> tuple[Transformer, dict]:
@@ -64,13 +65,14 @@ def from_hf(
     Args:
       dtype: of the parameters, and of the computation unless `compute` says otherwise.
       mesh: where the parameters go; by default they are whole on the first device.
+      mtp: with modules of multi-token prediction, where there are any; False leaves them out.
       progress: told the path of every parameter that is complete.
       compute: fields of `settings.Compute`.
 
     Raises:
       CheckpointError, SettingsError: naming the file, field or tensor.
     """
-    return read(sources.HuggingFace(directory), dtype=dtype, mesh=mesh, progress=progress, **compute)
+    return read(sources.HuggingFace(directory, mtp), dtype=dtype, mesh=mesh, progress=progress, **compute)
 
 
 def from_gguf(file: str | os.PathLike, **options: Any) -> tuple[Transformer, dict]:

@@ -8,6 +8,7 @@ mesh axes they lie on. Anything that is not in `ALL` is refused.
 VOCAB = "vocab"  # V, rows of the token table and columns of the head
 POSITION = "position"  # rows of a learned position table
 EMBED = "embed"  # D, the model dimension of a parameter
+EMBED_OUT = "embed_out"  # D where it comes out of a projection that D goes into
 HEADS = "heads"  # N, query heads
 KV_HEADS = "kv_heads"  # K, key/value heads
 HEAD_DIM = "head_dim"  # H
@@ -29,6 +30,6 @@ ACT_MLP = "act_mlp"  # F of activations
 ACT_VOCAB = "act_vocab"  # V of logits
 
 ALL = frozenset({
-    VOCAB, POSITION, EMBED, HEADS, KV_HEADS, HEAD_DIM, MLP, EXPERTS, EXPERT_EMBED, ROUTES, LATENT, LATENT_OUT, LAYERS,
-    NORM, BATCH, LENGTH, ACT_EMBED, ACT_HEADS, ACT_MLP, ACT_VOCAB,
+    VOCAB, POSITION, EMBED, EMBED_OUT, HEADS, KV_HEADS, HEAD_DIM, MLP, EXPERTS, EXPERT_EMBED, ROUTES, LATENT,
+    LATENT_OUT, LAYERS, NORM, BATCH, LENGTH, ACT_EMBED, ACT_HEADS, ACT_MLP, ACT_VOCAB,
 })  # fmt: skip

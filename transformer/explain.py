@@ -15,7 +15,7 @@ from rich.console import Console, Group
 from rich.table import Table
 
 from transformer import config, spec
-from transformer.planning import accounting
+from transformer.planning import accounting, words
 from transformer.settings import SettingsError
 
 PIPE_WIDTH = 160  # columns where the output is no terminal: the table takes what it needs
@@ -55,6 +55,12 @@ def spans(stack: spec.Stack) -> tuple[Span, ...]:
     return tuple(found)
 
 
+def mtp_spans(model: spec.Model) -> tuple[Span, ...]:
+    """The layers of multi-token prediction as runs of equal blocks."""
+    found = spans(model.mtp.decoder) if model.mtp else ()
+    return tuple(dataclasses.replace(span, part="mtp", repeats=model.mtp.depth) for span in found)
+
+
 def totals(model: spec.Model, seq_len: int) -> dict[str, Any]:
     """Parameters, bytes, cache and FLOPs of a model; FLOPs a token of rows of `seq_len` tokens."""
     count = accounting.parameters(model)
@@ -63,6 +69,7 @@ def totals(model: spec.Model, seq_len: int) -> dict[str, Any]:
     return {
         "parameters": count.total,
         "active_parameters": count.active,
+        "mtp_parameters": count.mtp,
         "parameter_bytes": {dtype: count.total * size for dtype, size in accounting.BYTES.items()},
         "kv_bytes_per_token_bfloat16": sum(cache.per_token) * accounting.BYTES["bfloat16"],
         "kv_bytes_at_max_length_bfloat16": cache.bytes("bfloat16"),
@@ -74,23 +81,22 @@ def totals(model: spec.Model, seq_len: int) -> dict[str, Any]:
 def describe(model: spec.Model, seq_len: int) -> dict[str, Any]:
     """The whole explanation as plain data, in the order in which the model runs."""
     count = accounting.parameters(model)
-    stack = []
-    for span in spans(model.decoder):
+
+    def described(span: Span) -> dict[str, Any]:
         parameters = accounting.block_parameters(span.block, model.d_model)
         flops = accounting.block_flops(span.block, model.d_model, seq_len)
-        stack.append(
-            {
-                "part": span.part,
-                "blocks": list(range(span.first, span.last + 1)),
-                "repeats": span.repeats,
-                "layers": span.layers,
-                **_plain(span.block),
-                "parameters": dataclasses.asdict(parameters) | {"total": parameters.total, "active": parameters.active},
-                "parameters_of_all_layers": parameters.total * span.layers,
-                "kv_numbers_per_token": _kv_numbers(span.block),
-                "forward_flops_per_token": dataclasses.asdict(flops) | {"total": flops.total},
-            }
-        )
+        return {
+            "part": span.part,
+            "blocks": list(range(span.first, span.last + 1)),
+            "repeats": span.repeats,
+            "layers": span.layers,
+            **_plain(span.block),
+            "parameters": dataclasses.asdict(parameters) | {"total": parameters.total, "active": parameters.active},
+            "parameters_of_all_layers": parameters.total * span.layers,
+            "kv_numbers_per_token": _kv_numbers(span.block),
+            "forward_flops_per_token": dataclasses.asdict(flops) | {"total": flops.total},
+        }
+
     return {
         "vocab_size": model.vocab_size,
         "d_model": model.d_model,
@@ -98,9 +104,10 @@ def describe(model: spec.Model, seq_len: int) -> dict[str, Any]:
         "num_layers": model.decoder.num_layers,
         "seq_len": seq_len,
         "embedding": _plain(model.embedding) | {"parameters": count.embedding},
-        "stack": stack,
+        "stack": [described(span) for span in spans(model.decoder)],
         "final_norm": _plain(model.decoder.final_norm),
         "head": _plain(model.head) | {"parameters": count.head},
+        "mtp": [described(span) for span in mtp_spans(model)],
         "totals": totals(model, seq_len),
     }
 
@@ -114,24 +121,30 @@ def render(model: spec.Model, seq_len: int) -> Group:
     for name in ("parameters", "KV/token", "FLOPs/token"):
         table.add_column(name, justify="right", overflow="fold")
     row = functools.partial(table.add_row, end_section=True)
-    row("embedding", _embedding_text(model), "", "", f"{count.embedding:,}", "", "")
-    for span in spans(model.decoder):
+
+    def add(span: Span) -> None:
         block = span.block
         parameters = accounting.block_parameters(block, width).total
         flops = accounting.block_flops(block, width, seq_len)
         row(
             _span_text(span),
-            _attention_text(block.mixer),
-            _ffn_text(block.ffn),
-            f"{block.placement}\n{_norm_text(block.norm)}",
+            words.attention(block.mixer),
+            words.feed_forward(block.ffn),
+            f"{block.placement}\n{words.norm(block.norm)}",
             f"{parameters:,}" + (f"\n× {span.layers} =\n{parameters * span.layers:,}" if span.layers > 1 else ""),
             f"{_kv_numbers(block):,}",
-            f"{_si(flops.total)}\nproj {_si(flops.projections)}\nscores {_si(flops.scores)}\nffn {_si(flops.ffn)}",
+            _flops_text(flops),
         )
+
+    row("embedding", words.embedding(model), "", "", f"{count.embedding:,}", "", "")
+    for span in spans(model.decoder):
+        add(span)
     final = model.decoder.final_norm
-    row("final norm", "", "", _norm_text(final) if final else "none", f"{count.final_norm:,}", "", "")
+    row("final norm", "", "", words.norm(final) if final else "none", f"{count.final_norm:,}", "", "")
     head_flops = accounting.flops_per_token(model, seq_len, training=False).head
-    row("head", _head_text(model.head), "", "", f"{count.head:,}", "", _si(head_flops))
+    row("head", words.head(model.head), "", "", f"{count.head:,}", "", words.si(head_flops))
+    for span in mtp_spans(model):
+        add(span)
     heading = (
         f"d_model {width:,}   vocab_size {model.vocab_size:,}   max_length {model.max_length:,}   "
         f"{model.decoder.num_layers} layers"
@@ -140,17 +153,24 @@ def render(model: spec.Model, seq_len: int) -> Group:
     return Group(heading, table, notes, "", _totals_table(totals(model, seq_len), model, seq_len))
 
 
+def _flops_text(flops: accounting.Flops) -> str:
+    parts = ("proj", flops.projections), ("scores", flops.scores), ("ffn", flops.ffn)
+    return "\n".join([words.si(flops.total), *(f"{name} {words.si(value)}" for name, value in parts)])
+
+
 def _totals_table(t: dict[str, Any], model: spec.Model, seq_len: int) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     training = t["training_flops_per_token"]
     parts = ", ".join(f"{name} {value / training['total']:.1%}" for name, value in training.items() if name != "total")
     table.add_row("parameters", f"{t['parameters']:,} in all, {t['active_parameters']:,} active a token")
-    table.add_row("their bytes", ", ".join(f"{_si(n)}B in {dtype}" for dtype, n in t["parameter_bytes"].items()))
+    if t["mtp_parameters"]:
+        table.add_row("", f"and {t['mtp_parameters']:,} of {model.mtp.depth} × multi-token prediction")
+    table.add_row("their bytes", ", ".join(f"{words.si(n)}B in {dtype}" for dtype, n in t["parameter_bytes"].items()))
     windowed = any(b.mixer.mask.window for b in model.decoder.layers)
     note = " until windows are full" if windowed else ""
     table.add_row("KV cache, bfloat16", f"{t['kv_bytes_per_token_bfloat16']:,} B a token{note}")
-    table.add_row("", f"{_si(t['kv_bytes_at_max_length_bfloat16'])}B a row of {model.max_length:,} tokens")
-    table.add_row("training FLOPs", f"{_si(training['total'])} a token at T = {seq_len:,} ({parts})")
+    table.add_row("", f"{words.si(t['kv_bytes_at_max_length_bfloat16'])}B a row of {model.max_length:,} tokens")
+    table.add_row("training FLOPs", f"{words.si(training['total'])} a token at T = {seq_len:,} ({parts})")
     return table
 
 
@@ -161,91 +181,8 @@ def _span_text(span: Span) -> str:
     return f"{span.part} {blocks}\n{product} layer{'s' * (span.layers > 1)}"
 
 
-def _attention_text(a: spec.Attention | spec.LatentAttention) -> str:
-    if isinstance(a, spec.LatentAttention):
-        return _latent_text(a)
-    groups = f"{a.num_heads} heads" if a.num_heads == a.num_kv_heads else f"{a.num_heads} heads / {a.num_kv_heads} kv"
-    sight = "causal" if a.mask.causal else "both ways"
-    lines = [f"{groups} × {a.head_dim}", f"{sight}, window {a.mask.window:,}" if a.mask.window else sight]
-    lines += _rope_lines(a.rope, a.head_dim) if a.rope else ["no rope"]
-    lines += [f"q, k: {_norm_name(a.qk_norm)}{' over all heads' * a.qk_norm_joint}"] if a.qk_norm else []
-    lines += [f"softcap {a.softcap:g}"] if a.softcap else []
-    lines += ["sinks"] if a.sinks else []
-    # The usual scale needs no words.
-    lines += [f"scale {a.scale:.4g}"] if abs(a.scale * a.head_dim**0.5 - 1) > 1e-6 else []
-    biases = [name for name, has in (("qkv", a.qkv_bias), ("out", a.out_bias)) if has]
-    lines += [f"bias on {', '.join(biases)}"] if biases else []
-    return "\n".join(lines)
-
-
-def _latent_text(a: spec.LatentAttention) -> str:
-    key = f"{a.nope_dim}+{a.rope_dim}"
-    lines = [f"{a.num_heads} heads × {key}, v {a.v_dim}", f"latent {a.kv_rank}+{a.rope_dim} a token"]
-    lines += [f"query latent {a.q_rank}"] if a.q_rank else []
-    lines += ["causal" if a.mask.causal else "both ways", *_rope_lines(a.rope, a.rope_dim)]
-    lines += [f"latents: {_norm_name(a.latent_norm)}", f"scale {a.scale:.4g}"]
-    return "\n".join([*lines, *["bias"] * a.bias])
-
-
-def _rope_lines(rope: spec.Rope, head_dim: int) -> list[str]:
-    lines = [f"rope θ {rope.theta:,.0f}"]
-    lines += [f"  {rope.dim} of {head_dim} features"] if rope.dim < head_dim else []
-    lines += ["  interleaved"] if rope.interleaved else []
-    if rope.scaling is not None:
-        lines += [f"  {type(rope.scaling).__name__.removesuffix('Scaling').lower()} × {rope.scaling.factor:g}"]
-    return lines
-
-
-def _ffn_text(f: spec.FeedForward | spec.MoE) -> str:
-    if isinstance(f, spec.FeedForward):
-        clamp = [f"clamped at {f.clamp.limit:g}"] if f.clamp else []
-        return "\n".join([f"{f.d_ff:,}", f.activation, *["gated"] * f.gated, *["bias"] * f.bias, *clamp])
-    r = f.router
-    lines = [f"{f.top_k} of {f.num_experts} experts ×", _ffn_text(f.expert), f"router: {r.score}"]
-    lines += [f"  best {r.top_groups} of {r.groups} groups"] if r.groups > 1 else []
-    lines += ["  correction bias"] if r.correction else []
-    lines += ["  normalized"] if r.normalize else []
-    lines += [f"  × {r.scale:g}"] if r.scale != 1 else []
-    return "\n".join([*lines, *([f"shared {f.shared.d_ff:,}"] if f.shared else [])])
-
-
-def _norm_name(norm: spec.Norm) -> str:
-    scale = f" {norm.offset:g}+scale" if norm.offset else ""
-    return f"{'RMS' if norm.kind == 'rms' else 'layer'}{scale}{', bias' if norm.bias else ''}"
-
-
-def _norm_text(norm: spec.Norm) -> str:
-    return f"{_norm_name(norm)}\nε {norm.eps:g}"
-
-
-def _embedding_text(model: spec.Model) -> str:
-    match model.embedding.positions:
-        case spec.LearnedPositions(max_length=length):
-            positions = f"{length:,} learned positions"
-        case spec.SinusoidalPositions(base=base):
-            positions = f"sinusoids, base {base:,.0f}"
-        case None:
-            positions = "no position vectors"
-    scale = model.embedding.scale
-    return positions if scale is None else f"× {scale:.4g}\n{positions}"
-
-
-def _head_text(head: spec.Head) -> str:
-    lines = ["tied to the embedding" if head.tied else "a table of its own"]
-    return "\n".join([*lines, *["bias"] * head.bias, *([f"softcap {head.softcap:g}"] if head.softcap else [])])
-
-
 def _kv_numbers(block: spec.Block) -> int:
     return block.mixer.cache_dims.numbers
-
-
-def _si(value: float) -> str:
-    """Three digits and a decimal prefix: 27.0 G."""
-    value = float(f"{value:.3g}")  # rounded first, so that 999,999 becomes 1.00 M and not 1000 k
-    power = min(max(len(f"{value:.0f}") - 1, 0) // 3, 5)
-    value /= 1000**power
-    digits = 0 if power == 0 or value >= 100 else 1 if value >= 10 else 2
-    return f"{value:.{digits}f} {' kMGTP'[power].strip()}"
 
 
 def _plain(value: Any) -> Any:

@@ -139,6 +139,7 @@ class Train:
 
     steps: int = 300
     accumulate: int = 1  # microbatches per optimiser step; must divide data.batch_size
+    mtp_weight: float = 0.0  # of multi-token prediction in the loss; positive in models that have it, else 0
     log_every: int = 10
     eval_every: int = 100
     eval_batches: int = 8
@@ -160,6 +161,8 @@ class Train:
             (),
             "give a prompt to sample from",
         )
+        weight = self.mtp_weight
+        check(0 <= weight < math.inf, "train.mtp_weight", weight, "use 0 or more (0.3, then 0.1, in DeepSeek-V3)")
         check(self.sample_temperature >= 0, "train.sample_temperature", self.sample_temperature, "use 0 or more")
 
 

@@ -20,6 +20,7 @@ RULES: dict[str, dict[str, tuple[str, ...]]] = {
         ax.VOCAB: ("tensor",),
         ax.POSITION: (),
         ax.EMBED: ("fsdp", "expert"),
+        ax.EMBED_OUT: (),
         ax.HEADS: ("tensor",),
         ax.KV_HEADS: ("tensor",),
         ax.HEAD_DIM: (),

@@ -157,7 +157,7 @@ def test_each_tensor_is_read_once_a_leaf(case, monkeypatch):
     model, params = transformer.from_hf(golden.GOLDEN / case, progress=progress)
     assert [path for path, _ in leaves] == list(golden.flatten(params)) and not log
     wanted = collections.defaultdict(list)
-    for link in weights.links(families.get(model.spec.origin.family).table(model.spec), model.spec.decoder):
+    for link in weights.links(families.get(model.spec.origin.family).table(model.spec), model.spec):
         for path, _ in link.leaves:
             wanted[path].append(link.name)
     assert {path: sorted(names) for path, names in leaves} == {path: sorted(names) for path, names in wanted.items()}

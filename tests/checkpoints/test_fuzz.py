@@ -110,7 +110,7 @@ def reader(model: Transformer, directory: Path):
 
     def read():
         files = tensors.TensorFiles(directory, tensors.block_of(hugging_face.read_config(directory)))
-        weights.load(files, table, model.spec.decoder, like, np.dtype("float32"), lambda path, count: None)
+        weights.load(files, table, model.spec, like, np.dtype("float32"), lambda path, count: None)
 
     return read
 

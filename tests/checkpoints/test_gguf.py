@@ -73,7 +73,7 @@ def write(path: Path, d: llama3.Dims, params: dict, kind=KIND.F32, pre="llama-bp
         add(TOKENS.index(token))
     w.add_chat_template("{{ bos_token }}{{ messages[0].content }}")
     spec = families.make("llama3", d)
-    for name, x in weights.dump(params, llama3.table(spec), spec.decoder):
+    for name, x in weights.dump(params, llama3.table(spec), spec):
         for part, heads in (("q_proj", d.num_heads), ("k_proj", d.num_kv_heads)):
             if part in name:  # LlamaModel.permute of convert_hf_to_gguf.py
                 x = x.reshape(heads, 2, len(x) // heads // 2, -1).swapaxes(1, 2).reshape(x.shape)

@@ -58,9 +58,12 @@ def seeing_all(model: spec.Model) -> spec.Model:
             for b in blocks
         )
 
-    stack = model.decoder
-    parts = {part: opened(getattr(stack, part)) for part in ("head", "body", "tail")}
-    return dataclasses.replace(model, decoder=dataclasses.replace(stack, **parts))
+    def open_stack(stack):
+        parts = {part: opened(getattr(stack, part)) for part in ("head", "body", "tail")}
+        return dataclasses.replace(stack, **parts)
+
+    mtp = model.mtp and dataclasses.replace(model.mtp, decoder=open_stack(model.mtp.decoder))
+    return dataclasses.replace(model, decoder=open_stack(model.decoder), mtp=mtp)
 
 
 def flops_of_all_scores(model: spec.Model, training: bool) -> float:
@@ -71,6 +74,8 @@ def flops_of_all_scores(model: spec.Model, training: bool) -> float:
 def test_parameters_are_those_of_the_model(family, size):
     built = build_spec(family, size)
     count, shapes, stack = accounting.parameters(built), shapes_of(Transformer(built)), built.decoder
+    modules = shapes.pop("mtp", ())
+    assert count.mtp == size_of(modules)
     assert count.total == size_of(shapes)
     assert count.active == count.total - idle_of(built, shapes)
     assert count.embedding == size_of(shapes["embedding"])
@@ -126,7 +131,10 @@ def test_training_flops_are_the_products_of_the_traced_gradient(family):
     net = model(family, loss_chunk=max(tiny_spec(family).vocab_size, 128))
 
     def loss(params, tokens):
-        return net.apply({"params": params}, tokens, tokens, method="token_losses").mean()
+        if tiny_spec(family).mtp is None:
+            return net.apply({"params": params}, tokens, tokens, method="token_losses").mean()
+        nats, further, _ = net.apply({"params": params}, tokens, tokens, method="further_losses")
+        return nats.mean() + further.mean()
 
     traced = matmul_flops(jax.grad(loss), shapes_of(net), TOKENS)
     assert traced == flops_of_all_scores(tiny_spec(family), training=True)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.common import FAMILIES, build_spec, page, tiny_spec
 from transformer import explain
-from transformer.planning import accounting
+from transformer.planning import accounting, words
 
 SIZES = [(family, size) for family in FAMILIES for size in page(family).SIZES]
 
@@ -46,7 +46,11 @@ def test_table_and_json_say_the_same_numbers(family, capsys):
     flops = accounting.flops_per_token(model, model.max_length, training=False)
     in_stack = sum(span["layers"] * span["forward_flops_per_token"]["total"] for span in data["stack"])
     assert in_stack + flops.head == pytest.approx(flops.total)
-    assert data["totals"]["training_flops_per_token"]["total"] == pytest.approx(3 * flops.total)
+    training = data["totals"]["training_flops_per_token"]
+    assert training["total"] - training["mtp"] == pytest.approx(3 * flops.total)
+    in_modules = sum(span["parameters_of_all_layers"] for span in data["mtp"])
+    assert bool(count.mtp) == bool(training["mtp"]) == bool(model.mtp) and in_modules <= count.mtp
+    assert data["totals"]["mtp_parameters"] == count.mtp and (f"{count.mtp:,}" in text or not count.mtp)
     held = sum(span["layers"] * span["kv_numbers_per_token"] for span in data["stack"])
     assert data["totals"]["kv_bytes_per_token_bfloat16"] == 2 * held
     for number in (count.total, count.embedding, *(span["parameters_of_all_layers"] for span in data["stack"])):
@@ -55,8 +59,8 @@ def test_table_and_json_say_the_same_numbers(family, capsys):
 
 def test_gemma_is_told_by_its_pattern(capsys):
     _, text, _ = run(capsys, "--config", "gemma3:27b")
-    for words in ("body 0–4", "5 × 10 layers", "body 5", "tail 0–1", "window 1,024", "rope θ 1,000,000", "linear × 8"):
-        assert words in text
+    for part in ("body 0–4", "5 × 10 layers", "body 5", "tail 0–1", "window 1,024", "rope θ 1,000,000", "linear × 8"):
+        assert part in text
     assert "20,644,928,000" in text and "27,009,346,304" in text
     assert "q, k: RMS 1+scale" in text and "sandwich" in text and "tied" in text
 
@@ -64,7 +68,7 @@ def test_gemma_is_told_by_its_pattern(capsys):
 def test_the_norm_of_q_and_k_says_what_it_spans():
     mixer = tiny_spec("qwen3").decoder.body[0].mixer
     for joint, line in ((False, "q, k: RMS"), (True, "q, k: RMS over all heads")):
-        text = explain._attention_text(dataclasses.replace(mixer, qk_norm_joint=joint))
+        text = words.attention(dataclasses.replace(mixer, qk_norm_joint=joint))
         assert line in text.splitlines()
 
 
@@ -80,7 +84,7 @@ def test_seq_len_moves_the_scores_alone(capsys):
 
 
 @pytest.mark.parametrize(
-    ("argv", "words"),
+    ("argv", "why"),
     [
         (["--config", "llama9"], "llama9"),
         (["--config", "llama3:9b"], "9b"),
@@ -89,10 +93,10 @@ def test_seq_len_moves_the_scores_alone(capsys):
         (["--config", "gpt2:xl", "--seq-len", "0"], "at least 1"),
     ],
 )
-def test_an_error_is_one_line_and_exit_2(argv, words, capsys):
+def test_an_error_is_one_line_and_exit_2(argv, why, capsys):
     status, out, err = run(capsys, *argv)
     assert (status, out) == (2, "")
-    assert words in err and err.startswith("error: ") and err.count("\n") == 1
+    assert why in err and err.startswith("error: ") and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -100,7 +104,7 @@ def test_an_error_is_one_line_and_exit_2(argv, words, capsys):
     [(0, "0 "), (999, "999 "), (1000, "1.00 k"), (999_999, "1.00 M"), (27_009_346_304, "27.0 G"), (2.5e18, "2500 P")],
 )
 def test_three_digits_and_a_prefix(value, text):
-    assert explain._si(value) == text
+    assert words.si(value) == text
 
 
 def test_the_command_never_loads_jax():

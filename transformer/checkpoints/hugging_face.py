@@ -19,6 +19,8 @@ from transformer.settings import SettingsError, check, from_mapping
 from transformer.tokenizer import Tokenizer
 
 INDEX = "model.safetensors.index.json"
+# How many modules of multi-token prediction a checkpoint has.
+NEXT_N = "num_nextn_predict_layers"
 SHARD_BYTES = 5 * 10**9
 # What travels along with the weights, unread by us.
 COMPANIONS = (
@@ -69,6 +71,28 @@ def read_spec(config: Mapping[str, Any]) -> spec.Model:
         raise SettingsError(f"config.json: a field of {name} has a value that can't be used ({error!r})") from None
 
 
+def open_spec(directory: str | os.PathLike, mtp: bool = True) -> spec.Model:
+    """The spec of a directory.
+
+    Modules of multi-token prediction that the config states and no file holds are left out: `transformers` drops them
+    from what it saves.
+
+    Args:
+      mtp: False leaves out multi-token prediction, wherever it is.
+
+    Raises:
+      CheckpointError, SettingsError, SpecError: as `read_config`, `read_spec` and `TensorFiles` do.
+    """
+    config = read_config(directory)
+    found = read_spec(config)
+    if found.mtp is None:
+        return found
+    if mtp and any(Path(directory).glob("*.safetensors")):
+        table, held = families.get(found.origin.family).table(found), TensorFiles(Path(directory)).names
+        mtp = any(row.name in held for row in table.around if row.paths[0].startswith("mtp/"))
+    return found if mtp else read_spec({**config, NEXT_N: 0})
+
+
 def read_params(
     directory: str | os.PathLike,
     model: spec.Model,
@@ -83,7 +107,7 @@ def read_params(
     """
     files = TensorFiles(Path(directory), block_of(read_config(directory)))
     table = families.get(model.origin.family).table(model)
-    return weights.load(files, table, model.decoder, like, np.dtype(dtype), progress)
+    return weights.load(files, table, model, like, np.dtype(dtype), progress)
 
 
 def write(
@@ -121,7 +145,7 @@ def write(
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
     try:
         ids = _special_ids(tokenizer, companions)
-        tensors = weights.dump(params, family.table(model), model.decoder)
+        tensors = weights.dump(params, family.table(model), model)
         kind = write_tensors(partial, tensors, None if dtype is None else np.dtype(dtype), shard_bytes, progress)
         _write_json(partial / "config.json", family.to_hf(origin.dims) | ids | {"dtype": kind})
         stated = {name: value for name, value in ids.items() if value is not None}

@@ -61,11 +61,11 @@ class Source(Protocol):
 
 
 class HuggingFace:
-    """A directory with config.json and safetensors."""
+    """A directory with config.json and safetensors; `mtp` as in `hugging_face.open_spec`."""
 
-    def __init__(self, directory: str | Path):
+    def __init__(self, directory: str | Path, mtp: bool = True):
         self.path = self.companions = Path(directory).absolute()
-        self.spec = hugging_face.read_spec(hugging_face.read_config(self.path))
+        self.spec = hugging_face.open_spec(self.path, mtp)
 
     def read_params(self, like: dict, dtype: Any, progress: weights.Tick) -> dict:
         """The parameters, tensor by tensor."""
@@ -98,7 +98,7 @@ class GGUF:
     def read_params(self, like: dict, dtype: Any, progress: weights.Tick) -> dict:
         """The parameters, dequantised tensor by tensor."""
         table = families.get(self.spec.origin.family).table(self.spec)
-        return weights.load(self._file, table, self.spec.decoder, like, np.dtype(dtype), progress)
+        return weights.load(self._file, table, self.spec, like, np.dtype(dtype), progress)
 
     def tokenizer_name(self) -> str:
         """The tokenizer.json made of its metadata."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from transformer.spec import Stack
+from transformer.spec import Model, Stack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,9 @@ class Table:
 
     Attributes:
       around: rows outside the layers; paths from the root of the parameters.
-      layers: rows of each layer in the order in which they run; paths within the block, {i} in names is its number.
+      layers: rows of each layer in the order in which they run, those of multi-token prediction last; paths within the
+        block, {i} in names is its number.
+      copies: tensors that repeat another one, by its name: equal or absent when read, and written.
       ignored: regular expressions of tensors that hold no parameters of their own (buffers, tied heads).
       left_out: parts of the checkpoint that are not part of the model, each a regular expression of its tensors;
         who reads such a file is told.
@@ -63,6 +65,7 @@ class Table:
 
     around: tuple[Row, ...]
     layers: tuple[tuple[Row, ...], ...]
+    copies: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     spellings: tuple[Spelling, ...] = ()
@@ -80,8 +83,14 @@ class Place:
     index: int | None
 
 
-def places(stack: Stack, root: str = "decoder") -> Iterator[Place]:
-    """The place of every layer of a stack, in the order in which they run."""
+def places(model: Model) -> Iterator[Place]:
+    """The place of every layer of a model, in the order in which they run; those of multi-token prediction last."""
+    yield from _places(model.decoder, "decoder")
+    for depth in range(model.mtp.depth if model.mtp else 0):
+        yield from _places(model.mtp.decoder, f"mtp/depth_{depth}/decoder")
+
+
+def _places(stack: Stack, root: str) -> Iterator[Place]:
     for i in range(len(stack.head)):
         yield Place(f"{root}/head_{i}", None)
     for repeat in range(stack.repeats):

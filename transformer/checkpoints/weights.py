@@ -13,7 +13,7 @@ import numpy as np
 
 from transformer.checkpoints.table import Row, Table, places
 from transformer.checkpoints.tensors import CheckpointError, TensorFiles
-from transformer.spec import Stack
+from transformer.spec import Model
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +30,11 @@ class Link:
     leaves: tuple[tuple[str, tuple[int, ...]], ...]
 
 
-def links(table: Table, stack: Stack) -> Iterator[Link]:
-    """Every tensor of a model, from its table and its stack."""
+def links(table: Table, model: Model) -> Iterator[Link]:
+    """Every tensor of a model, from its table and its spec."""
     for row in table.around:
         yield Link(row, row.name, tuple((path, ()) for path in row.paths))
-    for number, (rows, place) in enumerate(zip(table.layers, places(stack), strict=True)):
+    for number, (rows, place) in enumerate(zip(table.layers, places(model), strict=True)):
         at = () if place.index is None else (place.index,)
         for row in rows:
             for expert in range(row.experts or 1):
@@ -82,7 +82,7 @@ def to_theirs(row: Row, slices: list[np.ndarray]) -> np.ndarray:
     return einops.rearrange(fused, f"{ours} -> {theirs}", **_inverse_sizes(row))
 
 
-def load(files: TensorFiles, table: Table, stack: Stack, like: dict, dtype: np.dtype, progress: Tick) -> dict:
+def load(files: TensorFiles, table: Table, model: Model, like: dict, dtype: np.dtype, progress: Tick) -> dict:
     """Our parameters from their tensors, each read when a shard of ours needs it and placed there at once.
 
     Args:
@@ -90,9 +90,10 @@ def load(files: TensorFiles, table: Table, stack: Stack, like: dict, dtype: np.d
       progress: told of every tensor that is in place.
 
     Raises:
-      CheckpointError: tensors without a leaf, leaves without a tensor, or shapes that differ; before anything is read.
+      CheckpointError: tensors without a leaf, leaves without a tensor, or shapes that differ, before anything is read
+        but copies; or copies that differ.
     """
-    found = list(links(table, stack))
+    found = list(links(table, model))
     names = _spelled(files, table, [link.name for link in found])
     shapes = {path: leaf.shape for path, leaf in flatten(like).items()}
     _check(files, table, found, names, shapes)
@@ -155,6 +156,8 @@ def _tell(files: TensorFiles, table: Table) -> None:
 
 def _check(files: TensorFiles, table: Table, found: list[Link], names: dict, shapes: dict) -> None:
     theirs, wanted = set(files.names), set(names.values())
+    copies = {name: original for name, original in table.copies.items() if name in theirs}
+    theirs -= copies.keys()
     unknown = sorted(name for name in theirs - wanted if not table.is_ignored(name))
     missing = sorted(wanted - theirs)
     if unknown or missing:
@@ -174,6 +177,9 @@ def _check(files: TensorFiles, table: Table, found: list[Link], names: dict, sha
         expected, shape = their_shape(link, shapes), files.shape(names[link.name])
         if tuple(shape) != tuple(expected):
             raise CheckpointError(f"{names[link.name]}: shape {tuple(shape)}, but config.json implies {expected}")
+    for name, original in copies.items():
+        if not np.array_equal(files.read(name), files.read(names[original])):
+            raise CheckpointError(f"{name}: differs from {original}, with which this model shares it")
 
 
 def _some(names: list[str], count: int = 4) -> str:
@@ -181,8 +187,9 @@ def _some(names: list[str], count: int = 4) -> str:
     return f" [{', '.join(names[:count])}{more}]" if names else ""
 
 
-def dump(params: dict, table: Table, stack: Stack) -> Iterator[tuple[str, np.ndarray]]:
-    """Their tensors from our parameters, one at a time, in the table's order."""
-    leaves = flatten(params)
-    for link in links(table, stack):
-        yield link.name, np.ascontiguousarray(to_theirs(link.row, [np.asarray(leaves[p][i]) for p, i in link.leaves]))
+def dump(params: dict, table: Table, model: Model) -> Iterator[tuple[str, np.ndarray]]:
+    """Their tensors from our parameters, one at a time, in the table's order; copies last."""
+    leaves, found = flatten(params), {link.name: link for link in links(table, model)}
+    for name, original in {**dict(zip(found, found, strict=True)), **table.copies}.items():
+        link = found[original]
+        yield name, np.ascontiguousarray(to_theirs(link.row, [np.asarray(leaves[p][i]) for p, i in link.leaves]))

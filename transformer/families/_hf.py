@@ -15,7 +15,7 @@ HARMLESS = frozenset({
     "summary_type", "summary_use_proj", "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
     "task_specific_params", "gradient_checkpointing", "return_dict", "output_attentions", "output_hidden_states",
     "attn_implementation", "_attn_implementation", "id2label", "label2id", "problem_type", "seq_aux", "aux_loss_alpha",
-    "ep_size", "num_nextn_predict_layers", "auto_map", "n_ctx", "reorder_and_upcast_attn", "quantization_config",
+    "ep_size", "auto_map", "n_ctx", "reorder_and_upcast_attn", "quantization_config",
     "chunk_size_feed_forward", "is_encoder_decoder", "is_decoder", "output_past", "router_jitter_noise",
     "experts_implementation",
 })  # fmt: skip

@@ -11,7 +11,7 @@ METHODS = ("greedy", "group_limited_greedy")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dims(deepseek_v3.Dims):
+class Dims(deepseek_v3.Decoder):
     """Version 3's numbers, and how experts are picked; `normalize` is stated but never applied to the weights."""
 
     method: str
@@ -35,6 +35,7 @@ table = deepseek_v3.table
 def from_hf(c: _hf.HFConfig) -> Dims:
     """The dimensions that a Hugging Face config states."""
     c.expect("scoring_func", "softmax")
+    c.expect("num_nextn_predict_layers", 0)
     return Dims(**deepseek_v3.take_dims(c), rope_interleaved=True, method=c.take("topk_method", "greedy"))
 
 

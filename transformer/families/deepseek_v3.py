@@ -1,5 +1,9 @@
-"""DeepSeek-V3 (DeepSeek-AI 2024): latent attention, one shared and many routed experts, sigmoid routing in groups."""
+"""DeepSeek-V3 (DeepSeek-AI 2024): latent attention, one shared and many routed experts, sigmoid routing in groups.
 
+And multi-token prediction: layers behind the decoder's own that predict further tokens.
+"""
+
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +17,8 @@ LATENT_EPS = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dims:
-    """Numbers of the published config.
+class Decoder:
+    """Numbers that the published configs of versions 2 and 3 state alike.
 
     Attributes:
       d_ff: width of the `dense_layers` first layers, which have no experts.
@@ -49,7 +53,14 @@ class Dims:
     tied: bool
 
 
-def model(dims, router: s.Router) -> s.Model:
+@dataclass(frozen=True, kw_only=True)
+class Dims(Decoder):
+    """Version 3's: with the number of modules of multi-token prediction."""
+
+    mtp: int = 0
+
+
+def model(dims: Decoder, router: s.Router) -> s.Model:
     """DeepSeek's decoder; versions 2 and 3 differ in the router."""
     if not 0 <= dims.dense_layers <= dims.num_layers:
         raise s.SpecError(f"dense_layers={dims.dense_layers}: use 0 to num_layers={dims.num_layers}")
@@ -89,19 +100,45 @@ def model(dims, router: s.Router) -> s.Model:
 
 
 def spec(dims: Dims) -> s.Model:
-    """The decoder of DeepSeek-V3, without its multi-token-prediction layer."""
+    """DeepSeek-V3; a module of multi-token prediction has one layer, equal to the decoder's last."""
+    if dims.mtp < 0:
+        raise s.SpecError(f"mtp={dims.mtp}: use 0 (none) or more modules")
     router = s.Router(
         score="sigmoid", normalize=dims.normalize, scale=dims.routed_scale, bias=False, correction=True,
         groups=dims.groups, top_groups=dims.top_groups, group_score="top2",
     )  # fmt: skip
-    return model(dims, router)
+    trunk = model(dims, router)
+    if not dims.mtp:
+        return trunk
+    norm = trunk.decoder.final_norm
+    layer = s.Stack(head=trunk.decoder.layers[-1:], body=(), repeats=0, final_norm=norm)
+    return dataclasses.replace(trunk, mtp=s.MultiToken(depth=dims.mtp, norm=norm, decoder=layer))
 
 
 def table(model: s.Model) -> Table:
-    """DeepSeek's names; a further layer (multi-token prediction) is left out."""
-    layers = ((*_attention(b.mixer), *_ffn(b.ffn), *_rows.norms(_rows.PRE_NORMS)) for b in model.decoder.layers)
-    extra = rf"model\.layers\.{model.decoder.num_layers}\..*"
-    return Table(around=_rows.around(model), layers=tuple(layers), ignored=(*_rows.BUFFERS, extra))
+    """DeepSeek's names; modules of multi-token prediction are further layers, left out where the model has none."""
+    count = model.decoder.num_layers
+    modules = range(count, count + model.mtp.depth) if model.mtp else ()
+    blocks = (*model.decoder.layers, *(model.mtp.decoder.layers * model.mtp.depth if model.mtp else ()))
+    layers = ((*_attention(b.mixer), *_ffn(b.ffn), *_rows.norms(_rows.PRE_NORMS)) for b in blocks)
+    around = [*_rows.around(model), *(row for k, i in enumerate(modules) for row in _module(k, f"model.layers.{i}."))]
+    tables = {"embed_tokens": "model.embed_tokens", "shared_head.head": "lm_head"}
+    if model.head.tied:
+        tables["shared_head.head"] = "model.embed_tokens"
+    return Table(
+        around=tuple(around),
+        layers=tuple(layers),
+        copies={f"model.layers.{i}.{a}.weight": f"{b}.weight" for i in modules for a, b in tables.items()},
+        ignored=(*_rows.BUFFERS, *(() if model.mtp else [rf"model\.layers\.{count}\..*"])),
+    )
+
+
+def _module(depth: int, prefix: str) -> list[Row]:
+    """What a module of multi-token prediction has around its layer."""
+    names = {"embedding_norm": "enorm", "hidden_norm": "hnorm", "decoder/final_norm": "shared_head.norm"}
+    path = f"mtp/depth_{depth}"
+    rows = [_rows.same(f"{path}/{ours}/scale", f"{prefix}{theirs}.weight") for ours, theirs in names.items()]
+    return [*rows, *_rows.linear(f"{path}/projection", prefix + "eh_proj", "o i -> i o")]
 
 
 def _attention(a: s.LatentAttention) -> list[Row]:
@@ -178,7 +215,10 @@ def from_hf(c: _hf.HFConfig) -> Dims:
     """The dimensions that a Hugging Face config states."""
     c.expect("scoring_func", "sigmoid")
     c.expect("topk_method", "noaux_tc")
-    return Dims(**take_dims(c), rope_interleaved=c.take("rope_interleave", True))
+    mtp = c.take("num_nextn_predict_layers", 0) or 0
+    known = type(mtp) is int and 0 <= mtp <= _hf.MAX_LAYERS
+    c.require(known, "num_nextn_predict_layers", mtp, "expected a whole number, 0 or more")
+    return Dims(**take_dims(c), rope_interleaved=c.take("rope_interleave", True), mtp=mtp)
 
 
 def fields(dims) -> dict[str, Any]:
@@ -202,4 +242,5 @@ def to_hf(dims: Dims) -> dict[str, Any]:
         "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",
         "rope_interleave": dims.rope_interleaved,
+        "num_nextn_predict_layers": dims.mtp,
     }

@@ -161,11 +161,16 @@ def begin(
         tokens=jnp.zeros_like(lengths),
         positions=lengths - 1,
         left=left,
-        keys=jax.vmap(_row_key)(seeds),
+        keys=jax.vmap(row_key)(seeds),
         seen=seen,
     )
     state, tokens, logprobs = draw(model, params, features, state, ends, method)
-    return _pin(model, state), _replicate(model, Drawn(tokens[:, None], logprobs[:, None]))
+    return pin(model, state), replicate(model, Drawn(tokens[:, None], logprobs[:, None]))
+
+
+def last(x: Float[Array, "B T D"], lengths: Int[Array, " B"]) -> Float[Array, "B 1 D"]:
+    """The features of the last of `lengths` tokens of each row."""
+    return jnp.take_along_axis(x, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)
 
 
 @functools.partial(jax.jit, static_argnames="model", donate_argnames="state")
@@ -189,7 +194,7 @@ def decode(
     shape = (state.tokens.shape[0], MAX_STEPS)
     drawn = Drawn(jnp.full(shape, NOTHING, jnp.int32), jnp.zeros(shape, jnp.float32))
     _, state, drawn = jax.lax.while_loop(more, advance, (jnp.int32(0), state, drawn))
-    return _pin(model, state), _replicate(model, drawn)
+    return pin(model, state), replicate(model, drawn)
 
 
 def features(model: Transformer, params: dict, tokens, positions, cache: caches.StackCache, fresh: bool = False):
@@ -217,12 +222,13 @@ def draw(model: Transformer, params: dict, x: Float[Array, "B 1 D"], state: Stat
     return state, jnp.where(active, tokens, NOTHING), logprobs
 
 
-def _row_key(seeds: UInt[Array, "3"]) -> Key[Array, ""]:
+def row_key(seeds: UInt[Array, "3"]) -> Key[Array, ""]:
+    """The random key of a row."""
     seed, prompt, occurrence = seeds
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), prompt), occurrence)
 
 
-def _pin(model: Transformer, state: State) -> State:
+def pin(model: Transformer, state: State) -> State:
     """Lays the state out over the mesh, equally before and after a call: only so can its buffers be reused."""
 
     def pin_row(row: Array) -> Array:
@@ -259,6 +265,6 @@ def pin_cache(model: Transformer, cache: caches.StackCache) -> caches.StackCache
     return cache.map(pin_layer)
 
 
-def _replicate(model: Transformer, drawn: Drawn) -> Drawn:
-    # Every process of a run reads all rows.
+def replicate(model: Transformer, drawn: Drawn) -> Drawn:
+    """Whole on every device: every process of a run reads all rows."""
     return jax.tree.map(lambda x: sharding.constrain(x, (None, None), model.compute.rules), drawn)

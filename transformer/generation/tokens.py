@@ -136,7 +136,7 @@ def finish(
         if asked < limit:
             count = min(steps, limit - asked)
             ahead, asked = decode(model, params, state, np.int32(count), ends, method), asked + count
-        stopped = _record(rows, drawn)
+        stopped = record(rows, drawn)
         if ahead is None:
             return state
         state, drawn = ahead
@@ -158,6 +158,7 @@ class Row:
         self.reason: Literal["eos", "stop", "length"] | None = None
 
     def add(self, token: int, logprob: float) -> None:
+        """Takes the next token, unless it is the one that ends the row."""
         if token in self.ends:
             self.reason = "eos"
             return
@@ -169,10 +170,11 @@ class Row:
             self.reason = "length"
 
     def completion(self) -> Completion:
+        """What there is of the row."""
         return Completion(tuple(self.tokens), self.reason, tuple(self.logprobs))
 
 
-def _record(rows: list[Row], drawn: Drawn) -> bool:
+def record(rows: list[Row], drawn: Drawn) -> bool:
     """Hands a chunk to its rows; True if one of them was stopped by its watcher, which the device can't know."""
     tokens, logprobs = np.asarray(drawn.tokens).tolist(), np.asarray(drawn.logprobs).tolist()
     stopped = False

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 from transformer import axes as ax
 from transformer import sharding, spec
 from transformer.nn.context import default_positions, make_context
+from transformer.nn.multi_token import MultiToken
 from transformer.nn.parameter import parameter
 from transformer.nn.projection import capture
 from transformer.nn.stack import Stack
@@ -79,6 +80,8 @@ class Transformer(nn.Module):
         self.embedding = Embedding(s.embedding, s.vocab_size, s.d_model, jnp.dtype(self.compute.dtype))
         self.decoder = Stack(s.decoder, self.compute)
         self.head = Head(s.head, s.vocab_size, s.d_model)
+        if s.mtp is not None:
+            self.mtp = MultiToken(s.mtp, self.compute)
 
     def __call__(
         self,
@@ -87,6 +90,9 @@ class Transformer(nn.Module):
         segment_ids: Int[Array, "B T"] | None = None,
     ) -> Float[Array, "B T V"]:
         """Logits in float32 of the token after each position."""
+        if self.is_initializing() and self.spec.mtp is not None:
+            # Logits don't ask for these parameters, and what isn't asked for isn't created.
+            self.further_losses(tokens, tokens, positions, segment_ids)
         x, _ = self.features(tokens, positions, segment_ids)
         return self.logits(x)
 
@@ -140,6 +146,59 @@ class Transformer(nn.Module):
     ) -> Float[Array, "B T"]:
         """Negative log-likelihood of each target in nats, without keeping the logits."""
         x, _ = self.features(tokens, positions, segment_ids)
+        return self._cross_entropy(x, targets)
+
+    def further(
+        self,
+        depth: int,
+        x: Float[Array, "B T D"],
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        segment_ids: Int[Array, "B T"] | None = None,
+        cache: caches.StackCache | None = None,
+        fresh: bool = False,
+    ) -> tuple[Float[Array, "B T D"], caches.StackCache | None]:
+        """Features that look one token further than `x`, and the cache of that module; `logits` takes them.
+
+        Args:
+          depth: which module, from 0. It reads `features` at depth 0, else what it gave one depth before.
+          tokens: the token that `x` predicts: at position p, that of position p + depth + 1.
+          positions: of `x`.
+        """
+        context = make_context(self.spec.ropes, positions, segment_ids, fresh)
+        ahead = jnp.where(positions >= 0, positions + depth + 1, -1)
+        return self.mtp(depth, x, self._constrain(self.embedding(tokens, ahead), ax.ACT_EMBED), context, cache)
+
+    def further_losses(
+        self,
+        tokens: Int[Array, "B T"],
+        targets: Int[Array, "B T"],
+        positions: Int[Array, "B T"] | None = None,
+        segment_ids: Int[Array, "B T"] | None = None,
+    ) -> tuple[Float[Array, "B T"], Float[Array, "E B T"], Float[Array, "E B T"]]:
+        """`token_losses`, and the same of every depth of multi-token prediction, from one pass of the decoder.
+
+        Returns:
+          (nats, further, seen): further[k, b, t] is the loss of targets[b, t] as module k foretells it from the
+          decoder's features k + 1 tokens earlier; seen is 1 where those are of the same document, else 0.
+        """
+        if positions is None:
+            positions = default_positions(segment_ids, tokens.shape)
+        trunk, _ = self.features(tokens, positions, segment_ids)
+        x, further, seen = trunk, [], []
+        for depth in range(self.spec.mtp.depth):
+            ahead = depth + 1
+            # The tails, which have no such token, are seen by nothing but later tails.
+            x, _ = self.further(depth, x, _shift(tokens, -ahead, 0), positions, segment_ids)
+            nats = self._cross_entropy(x, _shift(targets, -ahead, 0))
+            same = (_shift(positions, ahead, -1) == positions - ahead) & (positions >= ahead)
+            if segment_ids is not None:
+                same &= _shift(segment_ids, ahead, 0) == segment_ids
+            further.append(_shift(nats, ahead, 0))
+            seen.append(same.astype(jnp.float32))
+        return self._cross_entropy(trunk, targets), jnp.stack(further), jnp.stack(seen)
+
+    def _cross_entropy(self, x: Float[Array, "B T D"], targets: Int[Array, "B T"]) -> Float[Array, "B T"]:
         table, bias = self.head(self.embedding.table)
         return losses.cross_entropy(
             x,
@@ -153,3 +212,9 @@ class Transformer(nn.Module):
 
     def _constrain(self, x: Array, last: str) -> Array:
         return sharding.constrain(x, (ax.BATCH, ax.LENGTH, last), self.compute.rules)
+
+
+def _shift(x: Array, by: int, fill: int) -> Array:
+    """Every row of [B, T] moved `by` places to the right (to the left if negative); `fill` comes in."""
+    padded = jnp.pad(x, ((0, 0), (max(by, 0), max(-by, 0))), constant_values=fill)
+    return padded[:, max(-by, 0) : max(-by, 0) + x.shape[1]]

@@ -44,16 +44,18 @@ class Count:
       embedding: token table and learned positions.
       blocks: one entry a layer, in the order in which they run.
       head: what the head owns itself: an untied table, a bias.
+      mtp: modules of multi-token prediction, which the model's logits don't need; in neither sum.
     """
 
     embedding: int
     blocks: tuple[BlockCount, ...]
     final_norm: int
     head: int
+    mtp: int
 
     @property
     def total(self) -> int:
-        """Parameters stored."""
+        """Parameters stored, as published: multi-token prediction apart."""
         return self._around + sum(block.total for block in self.blocks)
 
     @property
@@ -73,17 +75,19 @@ class Flops:
     Attributes:
       projections: query, key, value and output projections.
       scores: q·k and probabilities·v over the visible keys.
+      mtp: all of multi-token prediction; in training alone.
     """
 
     projections: float = 0.0
     scores: float = 0.0
     ffn: float = 0.0
     head: float = 0.0
+    mtp: float = 0.0
 
     @property
     def total(self) -> float:
         """Sum over the mechanisms."""
-        return self.projections + self.scores + self.ffn + self.head
+        return self.projections + self.scores + self.ffn + self.head + self.mtp
 
     def __add__(self, other: "Flops") -> "Flops":
         return Flops(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)})
@@ -127,7 +131,15 @@ def parameters(model: spec.Model) -> Count:
         blocks=tuple(block_parameters(block, width) for block in model.decoder.layers),
         final_norm=_norm(final, width) if final else 0,
         head=model.vocab_size * ((0 if model.head.tied else width) + model.head.bias),
+        mtp=_multi_token(model.mtp, width) if model.mtp else 0,
     )
+
+
+def _multi_token(mtp: spec.MultiToken, d_model: int) -> int:
+    final = mtp.decoder.final_norm
+    inputs = 2 * _norm(mtp.norm, d_model) + 2 * d_model * d_model
+    layers = sum(block_parameters(block, d_model).total for block in mtp.decoder.layers)
+    return mtp.depth * (inputs + layers + (_norm(final, d_model) if final else 0))
 
 
 def block_parameters(block: spec.Block, d_model: int) -> BlockCount:
@@ -201,9 +213,13 @@ def flops_per_token(model: spec.Model, seq_len: int, *, training: bool) -> Flops
     Raises:
       ValueError: `seq_len` is not positive.
     """
-    total = Flops(head=2.0 * model.vocab_size * model.d_model)
+    width, head = model.d_model, 2.0 * model.vocab_size * model.d_model
+    total = Flops(head=head)
     for block in model.decoder.layers:
-        total = total + block_flops(block, model.d_model, seq_len)
+        total = total + block_flops(block, width, seq_len)
+    if model.mtp and training:
+        layers = sum(block_flops(block, width, seq_len).total for block in model.mtp.decoder.layers)
+        total = total + Flops(mtp=model.mtp.depth * (layers + 2 * 2.0 * width * width + head))
     return total * 3 if training else total
 
 

@@ -17,7 +17,7 @@ from transformer.spec.layers import (
     Norm,
     Router,
 )
-from transformer.spec.model import Embedding, Head, Model, Origin, Stack, streaming
+from transformer.spec.model import Embedding, Head, Model, MultiToken, Origin, Stack, streaming
 from transformer.spec.positions import (
     LearnedPositions,
     LinearScaling,
@@ -31,6 +31,6 @@ from transformer.spec.positions import (
 
 __all__ = [
     "Attention", "Block", "CacheDims", "ClampedGate", "Embedding", "FeedForward", "Head", "LatentAttention",
-    "LearnedPositions", "LinearScaling", "Mask", "MoE", "Model", "Norm", "Origin", "PiecewiseScaling", "Rope", "Router",
-    "Scaling", "SinusoidalPositions", "SpecError", "Stack", "YarnScaling", "streaming",
+    "LearnedPositions", "LinearScaling", "Mask", "MoE", "Model", "MultiToken", "Norm", "Origin", "PiecewiseScaling",
+    "Rope", "Router", "Scaling", "SinusoidalPositions", "SpecError", "Stack", "YarnScaling", "streaming",
 ]  # fmt: skip

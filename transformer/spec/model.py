@@ -87,6 +87,27 @@ class Head:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MultiToken:
+    """Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2): modules that look beyond the next token.
+
+    Module k reads the features behind each token (k = 1: the decoder's, normed as for the head; else module k - 1's)
+    and the embedding of the k-th token after it, and predicts the one after that. Embedding and head are the model's.
+
+    Attributes:
+      depth: number of modules, in sequence.
+      norm: of either input, before they are projected together.
+      decoder: the layers of one module, its final norm included.
+    """
+
+    depth: int
+    norm: Norm
+    decoder: Stack
+
+    def __post_init__(self):
+        require(self.depth >= 1, f"mtp.depth={self.depth}: use at least 1, or no mtp")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Origin:
     """Which family a model was made by, and from which dimensions: what its published form is written from."""
 
@@ -99,6 +120,7 @@ class Model:
     """A whole model.
 
     Attributes:
+      mtp: modules that predict further tokens, for training and as a draft; the model's own logits are without them.
       origin: where the spec comes from; says nothing about what the model is, and two models that differ in it only
         are equal.
       max_length: longest sequence that the published model was trained for, in tokens; a hard limit only where
@@ -111,6 +133,7 @@ class Model:
     embedding: Embedding
     decoder: Stack
     head: Head
+    mtp: MultiToken | None = None
     origin: Origin | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self):
@@ -130,7 +153,8 @@ class Model:
     @property
     def ropes(self) -> tuple[Rope, ...]:
         """The distinct rotary embeddings of the layers, in order of first use."""
-        return tuple(dict.fromkeys(b.mixer.rope for b in self.decoder.layers if b.mixer.rope))
+        layers = self.decoder.layers + (self.mtp.decoder.layers if self.mtp else ())
+        return tuple(dict.fromkeys(b.mixer.rope for b in layers if b.mixer.rope))
 
 
 def streaming(model: Model, *, sinks: int, window: int) -> Model:
@@ -154,4 +178,5 @@ def streaming(model: Model, *, sinks: int, window: int) -> Model:
         mask = Mask(causal=True, window=window, sinks=sinks)
         return dataclasses.replace(block, mixer=dataclasses.replace(block.mixer, mask=mask))
 
-    return dataclasses.replace(model, decoder=model.decoder.map(stream))
+    mtp = model.mtp and dataclasses.replace(model.mtp, decoder=model.mtp.decoder.map(stream))
+    return dataclasses.replace(model, decoder=model.decoder.map(stream), mtp=mtp)

@@ -82,7 +82,7 @@ class _Loop:
         self.flops_per_token, self.sampler = flops_per_token, sampler
         self.quiet = quiet or jax.process_index() != 0
         self.train_step = compile_train_step(self.model, settings)
-        self.eval_step = jax.jit(make_eval_step(self.model))
+        self.eval_step = jax.jit(make_eval_step(self.model, settings.train.mtp_weight))
         self.stop = False
 
     def run_all(self) -> Result:

@@ -12,7 +12,8 @@ from transformer.settings import Optimizer, Settings
 # A parameter is decayed where it maps features to features. Biases, norms, sinks and tables looked up by position
 # have nothing for decay to regularise, and are told by their logical names.
 FEATURES = frozenset({
-    ax.EMBED, ax.EXPERT_EMBED, ax.MLP, ax.HEADS, ax.KV_HEADS, ax.VOCAB, ax.ROUTES, ax.LATENT, ax.LATENT_OUT,
+    ax.EMBED, ax.EMBED_OUT, ax.EXPERT_EMBED, ax.MLP, ax.HEADS, ax.KV_HEADS, ax.VOCAB, ax.ROUTES, ax.LATENT,
+    ax.LATENT_OUT,
 })  # fmt: skip
 
 

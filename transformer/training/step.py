@@ -21,31 +21,36 @@ Batch = dict[str, Array]
 UNBALANCED = Balance()
 
 
-def loss_sums(model: Transformer, params: dict, batch: Batch) -> tuple[Float[Array, ""], dict]:
-    """Summed nats, and the sums that averages are made of: target tokens, the UTF-8 bytes they stand for, and `loads`.
+def loss_sums(
+    model: Transformer, params: dict, batch: Batch, mtp_weight: float = 0.0
+) -> tuple[Float[Array, ""], dict]:
+    """The summed loss, and the sums that averages are made of: target tokens, the UTF-8 bytes they stand for, `loads`.
 
-    Sums, not means, so that microbatches, devices, packing and padding can't change the result.
+    Sums, not means, so that microbatches, devices, packing and padding can't change the result. The loss is the
+    model's nats and, where `mtp_weight` is positive, that times the mean over the depths of multi-token prediction of
+    theirs. Those are divided by all target tokens, too, as DeepSeek-V3 does (arXiv:2412.19437, equations 24 and 25).
     """
-    nats, collections = model.apply(
-        {"params": params},
-        batch["tokens"],
-        batch["targets"],
-        batch["positions"],
-        batch["segment_ids"],
-        method="token_losses",
-        mutable=[moe.COLLECTION],
-    )
-    total = jnp.sum(nats * batch["weights"])
-    return total, {
-        "nats": total,
-        "tokens": jnp.sum(batch["weights"]),
-        "bytes": jnp.sum(batch["target_bytes"].astype(jnp.float32)),
-        "loads": balancing.loads(collections.get(moe.COLLECTION, {})),
-    }
+    texts = {"params": params}, batch["tokens"], batch["targets"], batch["positions"], batch["segment_ids"]
+    sums = {"tokens": jnp.sum(batch["weights"]), "bytes": jnp.sum(batch["target_bytes"].astype(jnp.float32))}
+    method = "further_losses" if mtp_weight else "token_losses"
+    losses, collections = model.apply(*texts, method=method, mutable=[moe.COLLECTION])
+    sums["loads"] = balancing.loads(collections.get(moe.COLLECTION, {}))
+    if not mtp_weight:
+        total = jnp.sum(losses * batch["weights"])
+        return total, {"nats": total, **sums}
+    nats, further, seen = losses
+    total, further = jnp.sum(nats * batch["weights"]), jnp.sum(further * seen * batch["weights"])
+    sums |= {"nats": total, "mtp_nats": further, "mtp_tokens": jnp.sum(seen * batch["weights"])}
+    return total + mtp_weight / seen.shape[0] * further, sums
 
 
 def gradients(
-    model: Transformer, params: dict, batch: Batch, accumulate: int, balance: Balance = UNBALANCED
+    model: Transformer,
+    params: dict,
+    batch: Batch,
+    accumulate: int,
+    balance: Balance = UNBALANCED,
+    mtp_weight: float = 0.0,
 ) -> tuple[dict, dict]:
     """Gradient of the mean loss, and the sums of `loss_sums`, over `accumulate` microbatches in turn.
 
@@ -54,7 +59,7 @@ def gradients(
     targets, routed = jnp.maximum(jnp.sum(batch["weights"]), 1), jnp.maximum(jnp.sum(_real(batch)), 1)
 
     def objective(params, batch, shares):
-        total, sums = loss_sums(model, params, batch)
+        total, sums = loss_sums(model, params, batch, mtp_weight)
         shares = balancing.shares(sums["loads"]) if shares is None else shares
         penalty = balancing.penalty(balance, sums["loads"], shares)
         return total + penalty * targets / routed, {**sums, "penalty": penalty}
@@ -73,7 +78,7 @@ def gradients(
         shares = None
         if balance.auxiliary:
             # It weighs by the load of the whole step, which must be known before the first gradient.
-            shares = balancing.shares(_add_up(lambda piece: loss_sums(model, params, piece)[1]["loads"], micro))
+            shares = balancing.shares(_add_up(lambda piece: loss_sums(model, params, piece, mtp_weight)[1]["loads"], micro))
         total, sums = _add_up(lambda piece: grad(params, piece, shares), micro)
     return jax.tree.map(lambda g: g / targets, total), sums
 
@@ -91,11 +96,14 @@ def _add_up(function: Callable[[Batch], Any], micro: Batch) -> Any:
 
 
 def means(sums: dict[str, Array]) -> dict[str, Array]:
-    """Loss in nats a token, and bits a byte of text."""
-    return {
+    """Loss in nats a token, and bits a byte of text; and the loss of what multi-token prediction foretells."""
+    values = {
         "loss": sums["nats"] / jnp.maximum(sums["tokens"], 1),
         "bits_per_byte": sums["nats"] / jnp.log(2.0) / jnp.maximum(sums["bytes"], 1),
     }
+    if "mtp_nats" in sums:
+        values["mtp_loss"] = sums["mtp_nats"] / jnp.maximum(sums["mtp_tokens"], 1)
+    return values
 
 
 def make_train_step(model: Transformer, settings: Settings) -> Callable[[TrainState, Batch], tuple[TrainState, dict]]:
@@ -112,7 +120,8 @@ def make_train_step(model: Transformer, settings: Settings) -> Callable[[TrainSt
     schedule = learning_rate(settings.optimizer, settings.train.steps)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict]:
-        grads, sums = gradients(model, state.params, batch, settings.train.accumulate, balance)
+        train = settings.train
+        grads, sums = gradients(model, state.params, batch, train.accumulate, balance, train.mtp_weight)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         if balance.correction_rate:
@@ -131,9 +140,9 @@ def make_train_step(model: Transformer, settings: Settings) -> Callable[[TrainSt
     return train_step
 
 
-def make_eval_step(model: Transformer) -> Callable[[dict, Batch], dict[str, Array]]:
+def make_eval_step(model: Transformer, mtp_weight: float = 0.0) -> Callable[[dict, Batch], dict[str, Array]]:
     """A pure (params, batch) -> sums; add them over batches before taking `means`."""
-    return lambda params, batch: loss_sums(model, params, batch)[1]
+    return lambda params, batch: loss_sums(model, params, batch, mtp_weight)[1]
 
 
 def compile_train_step(model: Transformer, settings: Settings):

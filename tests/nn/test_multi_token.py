@@ -1,0 +1,203 @@
+"""Multi-token prediction: each depth is the formula, document by document, with and without a cache."""
+
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import common
+from transformer import config, families, sharding
+from transformer.nn import initial
+from transformer.nn.context import make_context
+from transformer.nn.model import Transformer
+from transformer.nn.multi_token import Stack
+from transformer.ops import cache as caches
+from transformer.settings import Mesh, SettingsError
+from transformer.training import step as steps
+
+FAMILIES = [family for family in common.FAMILIES if common.tiny_spec(family).mtp]
+FAMILY, DEPTH, LENGTH, ROWS = FAMILIES[0], 2, 24, 4
+WEIGHT = 0.3
+
+
+@functools.cache
+def model() -> Transformer:
+    """The tiny model with two modules instead of one."""
+    origin = common.tiny_spec(FAMILY).origin
+    return Transformer(
+        families.make(origin.family, dataclasses.replace(origin.dims, mtp=DEPTH)), common.model(FAMILY).compute
+    )
+
+
+@functools.cache
+def params() -> dict:
+    """Parameters of which none is at its initial one or zero."""
+    shapes = nn.meta.unbox(initial.abstract_params(model()))
+    rng = np.random.default_rng(3)
+
+    def draw(path, leaf):
+        noise = rng.standard_normal(leaf.shape).astype(np.float32)
+        return 1 + 0.1 * noise if path[-1].key == "scale" else noise / np.sqrt(model().spec.d_model)
+
+    return jax.tree.map_with_path(draw, shapes)
+
+
+@functools.cache
+def batch() -> dict[str, np.ndarray]:
+    """Documents of 1, 2 and more tokens, and padding: some are too short for a further token."""
+    lengths = ((9, 1, 11), (2, 15, 3), (24,), (3, 8, 1, 5))
+    segments = np.zeros((ROWS, LENGTH), np.int32)
+    for row, cuts in zip(segments, lengths, strict=True):
+        ends = np.cumsum(cuts)
+        for i, (end, size) in enumerate(zip(ends, cuts, strict=True)):
+            row[end - size : end] = i + 1
+    rng = np.random.default_rng(5)
+    tokens, targets = rng.integers(0, model().spec.vocab_size, (2, ROWS, LENGTH), dtype=np.int32)
+    for row in range(ROWS):  # the target is the next token where the document goes on
+        goes_on = np.append(segments[row, 1:] == segments[row, :-1], False)
+        targets[row] = np.where(goes_on, np.roll(tokens[row], -1), targets[row])
+    positions = np.full((ROWS, LENGTH), -1, np.int32)
+    for row, ids in enumerate(segments):
+        for i in range(1, ids.max() + 1):
+            positions[row, ids == i] = np.arange((ids == i).sum())
+    return {
+        "tokens": tokens, "targets": targets, "segment_ids": segments, "positions": positions,
+        "weights": (segments > 0).astype(np.float32), "target_bytes": (segments > 0).astype(np.int32),
+    }  # fmt: skip
+
+
+def rms(x, scale, eps):
+    return x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True) + eps) * scale
+
+
+def by_formula(tokens, targets) -> np.ndarray:
+    """[DEPTH, T] losses of one document, NaN where there is none: equations 21 to 23, one module after the other."""
+    spec, p = model().spec, params()
+    features, _ = model().apply({"params": p}, tokens[None], method="features")
+    losses = np.full((DEPTH, len(tokens)), np.nan)
+    for k in range(1, DEPTH + 1):
+        module, count = p["mtp"][f"depth_{k - 1}"], len(tokens) - k
+        if count < 1:
+            break
+        # The document that the k-th module sees is shorter by k: nothing stands in for what isn't there.
+        hidden = rms(features[:, :count], module["hidden_norm"]["scale"], spec.mtp.norm.eps)
+        token = p["embedding"]["token"][tokens[k:]][None]
+        token = rms(token, module["embedding_norm"]["scale"], spec.mtp.norm.eps)
+        kernel = module["projection"]["kernel"]
+        x = token @ kernel[: spec.d_model] + hidden @ kernel[spec.d_model :]
+        context = make_context(spec.ropes, jnp.arange(count)[None])
+        stack = Stack(spec.mtp.decoder, model().compute)
+        features, _ = stack.apply({"params": module["decoder"]}, x, context, None)
+        logprobs = jax.nn.log_softmax(features[0] @ p["head"]["kernel"].T)
+        losses[k - 1, k:] = -np.asarray(logprobs)[np.arange(count), targets[k:]]
+    return losses
+
+
+@functools.cache
+def further() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    b = batch()
+    args = b["tokens"], b["targets"], b["positions"], b["segment_ids"]
+    run = jax.jit(lambda p: model().apply({"params": p}, *args, method="further_losses"))
+    return tuple(np.asarray(x) for x in run(params()))
+
+
+def test_losses_are_those_of_each_document_by_itself():
+    b, (_, losses, seen) = batch(), further()
+    want = np.full_like(losses, np.nan)
+    for row in range(ROWS):
+        for i in range(1, b["segment_ids"][row].max() + 1):
+            here = b["segment_ids"][row] == i
+            want[:, row, here] = by_formula(b["tokens"][row, here], b["targets"][row, here])
+    np.testing.assert_array_equal(seen, ~np.isnan(want))
+    assert 0 < seen[1].sum() < seen[0].sum() < b["weights"].sum()
+    np.testing.assert_allclose(losses[seen > 0], want[seen > 0], rtol=2e-5, atol=2e-5)
+
+
+def test_rows_without_segments_and_positions_are_one_document():
+    b = batch()
+    got = model().apply({"params": params()}, b["tokens"][:1], b["targets"][:1], method="further_losses")
+    np.testing.assert_array_equal(got[2][:, 0].sum(-1), [LENGTH - 1, LENGTH - 2])
+    want = by_formula(b["tokens"][0], b["targets"][0])
+    np.testing.assert_allclose(
+        np.asarray(got[1])[:, 0][np.array(got[2])[:, 0] > 0], want[~np.isnan(want)], rtol=2e-5, atol=2e-5
+    )
+
+
+def test_first_losses_and_logits_are_the_models_own():
+    b = batch()
+    args = b["tokens"], b["targets"], b["positions"], b["segment_ids"]
+    want = model().apply({"params": params()}, *args, method="token_losses")
+    np.testing.assert_allclose(further()[0], want, rtol=1e-6, atol=1e-6)
+    plain = Transformer(dataclasses.replace(model().spec, mtp=None), model().compute)
+    rest = {name: x for name, x in params().items() if name != "mtp"}
+    np.testing.assert_array_equal(
+        model().apply({"params": params()}, b["tokens"]), plain.apply({"params": rest}, b["tokens"])
+    )
+
+
+def test_gradient_is_that_of_the_papers_loss_and_reaches_every_module():
+    """Main loss plus λ / D times the sum of the further ones, all divided by the number of tokens; in any batches."""
+    b = batch()
+
+    def objective(p):
+        args = b["tokens"], b["targets"], b["positions"], b["segment_ids"]
+        nats, losses, seen = model().apply({"params": p}, *args, method="further_losses")
+        return (jnp.sum(nats * b["weights"]) + WEIGHT / DEPTH * jnp.sum(losses * seen * b["weights"])) / b[
+            "weights"
+        ].sum()
+
+    want = jax.jit(jax.grad(objective))(params())
+    run = jax.jit(steps.gradients, static_argnums=(0, 3, 4))
+    for accumulate in (1, 2):
+        got, sums = run(model(), params(), b, accumulate, WEIGHT)
+        common.assert_same_gradients(jax.device_get(got), jax.device_get(want))
+    values = steps.means(sums)
+    _, losses, seen = further()
+    np.testing.assert_allclose(values["mtp_loss"], losses[seen > 0].mean(), rtol=1e-5)
+    # Correction biases only pick experts: their gradient is zero everywhere.
+    for path, leaf in jax.tree.leaves_with_path(want["mtp"]):
+        assert ("correction" in jax.tree_util.keystr(path)) == (float(jnp.abs(leaf).max()) == 0), path
+    off, sums = run(model(), params(), b, 1, 0.0)
+    assert all(float(jnp.abs(leaf).max()) == 0 for leaf in jax.tree.leaves(off["mtp"])) and "mtp_nats" not in sums
+    assert float(jnp.abs(want["embedding"]["token"] - off["embedding"]["token"]).max()) > 0
+
+
+def test_a_cache_and_chunks_change_nothing():
+    tokens = batch()["tokens"][:2]
+    rows, spec, after = len(tokens), model().spec, np.roll(tokens, -1, axis=1)
+    positions = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), tokens.shape)
+    x, _ = model().apply({"params": params()}, tokens, method="features")
+
+    @jax.jit
+    def run(x, after, positions, cache):
+        return model().apply({"params": params()}, 0, x, after, positions, None, cache, method="further")
+
+    want, _ = model().apply({"params": params()}, 0, x, after, positions, method="further")
+    cache, parts = caches.init(spec.mtp.decoder, rows, LENGTH, "float32"), []
+    for start, stop in ((0, 9), (9, 18), (18, LENGTH)):
+        part, cache = run(x[:, start:stop], after[:, start:stop], positions[:, start:stop], cache)
+        parts.append(part)
+    np.testing.assert_allclose(jnp.concatenate(parts, axis=1), want, rtol=2e-4, atol=2e-5)
+
+
+def test_a_mesh_changes_nothing():
+    mesh = sharding.make_mesh(Mesh(data=2, fsdp=2, tensor=2))
+    placed = jax.device_put(params(), initial.param_shardings(model(), mesh))
+    b = jax.device_put(batch(), sharding.batch_sharding(mesh))
+    run = jax.jit(steps.gradients, static_argnums=(0, 3, 4))
+    want, _ = run(model(), params(), batch(), 1, WEIGHT)
+    with jax.set_mesh(mesh):
+        got, _ = run(model(), placed, b, 1, WEIGHT)
+    common.assert_same_gradients(jax.device_get(got), jax.device_get(want))
+
+
+@pytest.mark.parametrize(("depth", "weight"), [(1, 0.0), (0, 0.3)])
+def test_a_weight_without_a_module_and_a_module_without_a_weight_are_refused(depth, weight):
+    page = config.load_config(f"{FAMILY}:tiny")
+    page.model.mtp, page.train.mtp_weight = depth, weight
+    with pytest.raises(SettingsError, match=rf"train\.mtp_weight={weight}: {depth} modules .*; use "):
+        config.resolve(page)
