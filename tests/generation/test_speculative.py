@@ -15,7 +15,7 @@ from transformer import families, sharding, spec
 from transformer.generation import generate, rounds
 from transformer.generation.decode import Plan
 from transformer.generation.drafts import OtherModel, OwnModule
-from transformer.generation.prompts import make_batch
+from transformer.generation.prompts import make_batches
 from transformer.generation.speculative import Statistics, speculate
 from transformer.nn import initial
 from transformer.nn.model import Transformer
@@ -178,7 +178,7 @@ def law(model: Transformer, params: dict, prompt: list[int], sampling: Sampling)
     ends = list(itertools.product(range(VOCAB), repeat=2))
     rows = np.array([[*prompt, *end] for end in ends], np.int32)
     logits = model.apply({"params": params}, rows)[:, len(prompt) - 1 :]
-    p = np.stack([jax.nn.softmax(filter_logits(logits[:, i], sampling)) for i in range(3)], axis=1).astype(np.float64)
+    p = np.stack([jax.nn.softmax(filter_logits(logits[:, i], sampling.method())) for i in range(3)], axis=1).astype(np.float64)
     pairs = np.array([p[row, 0, one] * p[row, 1, two] for row, (one, two) in enumerate(ends)])
     triples = (pairs[:, None] * p[:, 2]).reshape(-1)
     return triples / triples.sum()
@@ -242,13 +242,13 @@ def test_after_every_round_both_caches_hold_what_was_kept(family):
     own = family == WITH_MODULE
     model, params = common.model(family), common.params(family)
     draft, draft_params = (OwnModule(model), params) if own else (OtherModel(near(family)[0]), near(family)[1])
-    batch = make_batch(model, prompts(family), NEW, 0)
-    plan = Plan(GREEDY, batch.capacity, "float32", slack=GUESSES)
+    [batch] = make_batches(model, prompts(family), NEW, 0, size=64, chunk=2048)
+    method, plan = GREEDY.method(), Plan(batch.capacity, "float32", chunk=2048, slack=GUESSES)
     models, ends = (model, params, draft, draft_params), np.array([-1], np.int32)
     left = np.full(len(LENGTHS), NEW, np.int32)
-    progress, _ = rounds.prefill(*models, batch.tokens, batch.lengths, left, batch.seeds, ends, plan)
+    progress, _ = rounds.prefill(*models, batch.tokens, batch.lengths, left, batch.seeds, ends, method, plan)
     for _ in range(4):
-        progress, _, _ = rounds.run(*models, progress, np.int32(1), ends, plan)
+        progress, _, _ = rounds.run(*models, progress, np.int32(1), ends, method, plan)
         new, last = progress.positions, progress.target.positions
         for row in range(len(LENGTHS)):
             first = int(new[row, 0])

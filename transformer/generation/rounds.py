@@ -128,7 +128,9 @@ def run(
     return _pin(model, draft, progress), decode.replicate(model, drawn), tally
 
 
-def _round(model, params: dict, draft: Draft, draft_params: dict, progress: Progress, ends: Array, method: Method, plan: Plan):
+def _round(
+    model, params: dict, draft: Draft, draft_params: dict, progress: Progress, ends: Array, method: Method, plan: Plan
+):
     """The progress after one more round, the [B, T] tokens that it drew, and its tally."""
     state, count = progress.target, plan.slack
     index = jnp.arange(count + 1, dtype=jnp.int32)

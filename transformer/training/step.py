@@ -21,9 +21,7 @@ Batch = dict[str, Array]
 UNBALANCED = Balance()
 
 
-def loss_sums(
-    model: Transformer, params: dict, batch: Batch, mtp_weight: float = 0.0
-) -> tuple[Float[Array, ""], dict]:
+def loss_sums(model: Transformer, params: dict, batch: Batch, mtp_weight: float = 0.0) -> tuple[Float[Array, ""], dict]:
     """The summed loss, and the sums that averages are made of: target tokens, the UTF-8 bytes they stand for, `loads`.
 
     Sums, not means, so that microbatches, devices, packing and padding can't change the result. The loss is the
@@ -78,7 +76,9 @@ def gradients(
         shares = None
         if balance.auxiliary:
             # It weighs by the load of the whole step, which must be known before the first gradient.
-            shares = balancing.shares(_add_up(lambda piece: loss_sums(model, params, piece, mtp_weight)[1]["loads"], micro))
+            shares = balancing.shares(
+                _add_up(lambda piece: loss_sums(model, params, piece, mtp_weight)[1]["loads"], micro)
+            )
         total, sums = _add_up(lambda piece: grad(params, piece, shares), micro)
     return jax.tree.map(lambda g: g / targets, total), sums
 
