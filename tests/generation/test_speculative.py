@@ -178,7 +178,8 @@ def law(model: Transformer, params: dict, prompt: list[int], sampling: Sampling)
     ends = list(itertools.product(range(VOCAB), repeat=2))
     rows = np.array([[*prompt, *end] for end in ends], np.int32)
     logits = model.apply({"params": params}, rows)[:, len(prompt) - 1 :]
-    p = np.stack([jax.nn.softmax(filter_logits(logits[:, i], sampling.method())) for i in range(3)], axis=1).astype(np.float64)
+    filtered = [filter_logits(logits[:, i], sampling.method()) for i in range(3)]
+    p = np.stack([jax.nn.softmax(x) for x in filtered], axis=1).astype(np.float64)
     pairs = np.array([p[row, 0, one] * p[row, 1, two] for row, (one, two) in enumerate(ends)])
     triples = (pairs[:, None] * p[:, 2]).reshape(-1)
     return triples / triples.sum()
