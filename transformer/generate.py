@@ -77,6 +77,7 @@ def run(args: argparse.Namespace) -> None:
         name: value for name in ("cache_dtype", "prefill_chunk", "batch_size") if (value := getattr(args, name))
     }
     options["bos"] = not args.chat
+    options |= _draft(args)
     if args.prompts:
         with jobs.replacing(args.output) as out:
             jobs.write_jobs(out, todo, jobs.complete_all(load(), prompts, **options), args.logprobs)
@@ -126,6 +127,19 @@ def _open(args: argparse.Namespace, many: bool) -> tuple[Any, Callable[[], tuple
     if tokenizer.vocab_size > source.spec.vocab_size:
         raise ValueError(f"{tokenizer.vocab_size} tokens in the tokenizer, {source.spec.vocab_size} in the model")
     return load_template(source.companions) if args.chat else None, load_source
+
+
+def _draft(args: argparse.Namespace) -> dict[str, Any]:
+    """The options that bring in a draft, read as the model is."""
+    from transformer import api
+    from transformer.checkpoints.source import open_source
+
+    if args.draft is None:
+        return {}
+    compute = {"dtype": args.dtype} if args.dtype else {}
+    draft = "own" if args.draft == "own" else api.read(open_source(args.draft), show=True, **compute)
+    counts = {"draft_tokens": args.draft_tokens} if args.draft_tokens else {}
+    return {"draft": draft, "on_statistics": lambda statistics: print(statistics, file=sys.stderr), **counts}
 
 
 def _render(args: argparse.Namespace, template, number: int, job: dict) -> str:

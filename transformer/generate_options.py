@@ -73,6 +73,12 @@ def _add_running(group) -> None:
     group.add_argument("--sinks", type=_positive, metavar="K", help="first tokens that --window keeps in view (4)")
     group.add_argument("--prefill-chunk", type=_positive, metavar="N", help="tokens of a prompt that are read at once")
     group.add_argument("--batch-size", type=_positive, metavar="N", help="prompts that run together")
+    about = (
+        "a smaller model of the same vocabulary that guesses ahead: a workdir, a Hugging Face directory, a GGUF file; "
+    )
+    about += "own: the model's own multi-token prediction"
+    group.add_argument("--draft", metavar="MODEL", help=about)
+    group.add_argument("--draft-tokens", type=_positive, metavar="K", help="guesses of --draft a pass (4)")
     about = "apart: faster tokens on a CPU, longer compilation; auto: apart there for many steps"
     group.add_argument("--layers", choices=["auto", "stacked", "apart"], default="auto", help=about)
 
@@ -81,7 +87,12 @@ def _contradiction(args: argparse.Namespace) -> str | None:
     """What can't be meant by options that are right one by one."""
     chosen = [f"--{name.replace('_', '-')}" for name in FILTERS if getattr(args, name) is not None]
     single = [f"--{name.replace('_', '-')}" for name in ("prompt", "prompt_file", "no_stream") if getattr(args, name)]
-    batch = {"--batch-size": args.batch_size, "--logprobs": args.logprobs, "--no-stream": args.no_stream}
+    batch = {
+        "--batch-size": args.batch_size,
+        "--draft": args.draft,
+        "--logprobs": args.logprobs,
+        "--no-stream": args.no_stream,
+    }
     alone = [*(flag for flag, value in batch.items() if value), *(["--num-samples"] if args.num_samples > 1 else [])]
     rules = {
         "give a --prompt, a --prompt-file or --prompts": not (
@@ -93,6 +104,9 @@ def _contradiction(args: argparse.Namespace) -> str | None:
         "--system: needs --chat": args.system is not None and not args.chat,
         "--tokenizer: needs --hf; a workdir and a GGUF file bring theirs": args.tokenizer and not args.hf,
         "--sinks: needs --window": args.sinks and not args.window,
+        "--draft-tokens: needs --draft": args.draft_tokens and not args.draft,
+        "--repetition-penalty: a --draft can't know what it changes": args.draft and args.repetition_penalty != 1,
+        "--prefill-chunk: with --draft prompts are read whole": args.draft and args.prefill_chunk,
         f"--greedy: leaves nothing to {', '.join(chosen)}; give one of them": args.greedy and chosen,
         f"{', '.join(alone)}: not in a conversation; give a --prompt": args.conversation and alone,
     }

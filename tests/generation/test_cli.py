@@ -12,6 +12,7 @@ import pytest
 from tests import common
 from tests.generation.common import GREEDY
 from transformer import api, generation, spec
+from transformer.checkpoints import source
 from transformer.generate import main
 from transformer.generation.meter import STAGES, Meter
 from transformer.tokenizer import ByteTokenizer
@@ -214,3 +215,29 @@ def test_help_does_not_wait_for_jax():
     code = "import sys; sys.argv = ['x', '--help']\ntry: from transformer import generate; generate.main()\n"
     code += "except SystemExit as stop: assert stop.code == 0\nassert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_draft_changes_no_greedy_text_and_tells_how_it_did(cli, monkeypatch):
+    want = cli("--prompt", "The ", "--greedy")[1]
+    monkeypatch.setattr(source, "open_source", lambda name: name)
+    monkeypatch.setattr(api, "read", lambda name, **_: (common.model(FAMILY), common.params(FAMILY)))
+    status, out, err = cli("--prompt", "The ", "--greedy", "--draft", "small", "--draft-tokens", "3")
+    assert (status, out) == (0, want)
+    assert re.search(r"draft: kept 1\d of 1\d guesses \(\d+%\), [\d.]+ tokens a pass, \d+ passes of the model", err)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--draft-tokens", "3"], "needs --draft"),
+        (["--draft", "x", "--repetition-penalty", "1.1"], "can't know"),
+        (["--draft", "x", "--prefill-chunk", "8"], "read whole"),
+        (["--draft", "own"], "no module of multi-token prediction"),
+    ],
+)
+def test_a_draft_that_cannot_be_is_refused(cli, flags, said, capsys):
+    try:
+        status, _, err = cli("--prompt", "The ", *flags)
+    except SystemExit as end:
+        status, err = end.code, capsys.readouterr().err
+    assert status == 2 and said in err

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from transformer.generation.speculative import Statistics, speculate
 from transformer.generation.tokens import Completion, generate
 from transformer.nn.model import Transformer
 from transformer.settings import check
@@ -59,15 +60,43 @@ def complete(
     completed first; `stream` is handed exactly the returned text, piece by piece, and no part of a stop string.
 
     Args:
-      options: of `generate`: sampling, seed, cache_dtype, batch_size, prefill_chunk, on_batch.
+      options: of `generate`: sampling, seed, cache_dtype, batch_size, prefill_chunk, on_batch; or, with a draft, those
+        of `drawer` and `speculate`.
 
     Raises:
       SettingsError: an empty prompt where the tokenizer has no BOS, an empty stop string, or what `generate` refuses.
     """
     check(not isinstance(prompts, str), "prompts", prompts, "expected a sequence of strings")
     ids = [_prompt_ids(tokenizer, i, prompt, bos) for i, prompt in enumerate(prompts)]
-    run = functools.partial(generate, model, params, max_new_tokens=max_new_tokens, **options)
+    run = drawer(model, params, max_new_tokens=max_new_tokens, **options)
     return write(run, tokenizer, ids, stop, stream)
+
+
+def drawer(
+    model: Transformer,
+    params: dict,
+    *,
+    draft: tuple[Transformer, dict] | Literal["own"] | None = None,
+    on_statistics: Callable[[Statistics], None] | None = None,
+    **options: Any,
+) -> Run:
+    """`generate`; or, where there is a draft, `speculate`.
+
+    Args:
+      draft: (model, parameters) that guess ahead, or "own": the model's own module of multi-token prediction.
+      on_statistics: told how the draft did.
+    """
+    if draft is None:
+        return functools.partial(generate, model, params, **options)
+
+    def run(prompts: Sequence[list[int]], **watch: Any) -> list[Completion]:
+        guesser = None if draft == "own" else draft
+        completions, statistics = speculate(model, params, prompts, draft=guesser, **options, **watch)
+        if on_statistics is not None:
+            on_statistics(statistics)
+        return completions
+
+    return run
 
 
 def write(
