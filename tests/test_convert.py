@@ -16,7 +16,7 @@ import train
 import transformer
 from tests import common
 from transformer import api, convert, explain, generate
-from transformer.generation import complete
+from transformer.generation import Session, complete
 from transformer.generation.text import Text
 from transformer.ops.sampling import Sampling
 from transformer.tokenizer import load_tokenizer
@@ -106,7 +106,7 @@ def test_a_terminal_without_a_prompt_is_a_conversation(published, capsys, monkey
             return True
 
     monkeypatch.setattr("sys.stdin", Terminal("Hi\n\nAnd?\n"))
-    status, out, err = run(capsys, generate.main, "--hf", published, "--chat", *BARE)
+    status, out, err = run(capsys, generate.main, "--hf", published, "--chat", *BARE[1:])
     first = greedy(published, "<bos>[user]Hi[answer]", bos=False)
     second = greedy(published, f"<bos>[user]Hi[assistant]{first}[user]And?[answer]", bos=False)
     assert status == 0, err
@@ -117,20 +117,20 @@ def test_an_interrupted_answer_stands_as_far_as_it_went(published, capsys, monke
     """Ctrl-C while the model speaks ends its turn; before it has spoken, the question is forgotten as well."""
     asked, heard = [], iter([["so ", "far"], [], ["done"]])
 
-    def complete(model, params, tokenizer, prompts, *, stream, **_):
-        asked.extend(prompts)
+    def complete(self, tokenizer, prompt, *, stream, **_):
+        asked.append(prompt)
         pieces = next(heard)
         for piece in pieces:
             stream(0, piece)
         if pieces != ["done"]:
             raise KeyboardInterrupt
-        return [Text("done", (1,), "eos")]
+        return Text("done", (1,), "eos", (0.0,))
 
     class Terminal(io.StringIO):
         def isatty(self):
             return True
 
-    monkeypatch.setattr("transformer.generation.complete", complete)
+    monkeypatch.setattr(Session, "complete", complete)
     monkeypatch.setattr("sys.stdin", Terminal("A\nB\nC\n"))
     status, out, err = run(capsys, generate.main, "--hf", published, "--chat")
     assert (status, err.count("(stopped)")) == (0, 2)

@@ -51,6 +51,7 @@ def test_axis_names_are_those_of_their_sizes(family):
         # Multi-token prediction projects two vectors at once.
         axes.EMBED: {built.d_model, *([2 * built.d_model] if built.mtp else [])},
         axes.EMBED_OUT: {built.d_model},
+        axes.EXPERT_EMBED: {built.d_model},
         axes.HEADS: {b.mixer.num_heads for b in blocks},
         axes.KV_HEADS: {getattr(b.mixer, "num_kv_heads", None) for b in blocks},
         axes.HEAD_DIM: {dim for b in blocks for dim in common.head_dims(b.mixer)},

@@ -66,5 +66,7 @@ def nameless(model: spec.Model) -> spec.Model:
 
 
 def abstract_count(model: spec.Model) -> int:
-    """Parameters of the model that a spec builds; no array is made."""
-    return sum(leaf.size for leaf in jax.tree.leaves(initial.abstract_params(Transformer(model))))
+    """Parameters of the model that a spec builds, as publishers count them; no array is made."""
+    params = initial.abstract_params(Transformer(model))
+    # Without multi-token prediction.
+    return sum(leaf.size for name, tree in params.items() if name != "mtp" for leaf in jax.tree.leaves(tree))

@@ -151,9 +151,9 @@ def test_gradient_is_that_of_the_papers_loss_and_reaches_every_module():
         ].sum()
 
     want = jax.jit(jax.grad(objective))(params())
-    run = jax.jit(steps.gradients, static_argnums=(0, 3, 4))
+    run = jax.jit(functools.partial(steps.gradients, mtp_weight=WEIGHT), static_argnums=(0, 3))
     for accumulate in (1, 2):
-        got, sums = run(model(), params(), b, accumulate, WEIGHT)
+        got, sums = run(model(), params(), b, accumulate)
         common.assert_same_gradients(jax.device_get(got), jax.device_get(want))
     values = steps.means(sums)
     _, losses, seen = further()
@@ -161,7 +161,7 @@ def test_gradient_is_that_of_the_papers_loss_and_reaches_every_module():
     # Correction biases only pick experts: their gradient is zero everywhere.
     for path, leaf in jax.tree.leaves_with_path(want["mtp"]):
         assert ("correction" in jax.tree_util.keystr(path)) == (float(jnp.abs(leaf).max()) == 0), path
-    off, sums = run(model(), params(), b, 1, 0.0)
+    off, sums = jax.jit(steps.gradients, static_argnums=(0, 3))(model(), params(), b, 1)
     assert all(float(jnp.abs(leaf).max()) == 0 for leaf in jax.tree.leaves(off["mtp"])) and "mtp_nats" not in sums
     assert float(jnp.abs(want["embedding"]["token"] - off["embedding"]["token"]).max()) > 0
 
@@ -188,10 +188,10 @@ def test_a_mesh_changes_nothing():
     mesh = sharding.make_mesh(Mesh(data=2, fsdp=2, tensor=2))
     placed = jax.device_put(params(), initial.param_shardings(model(), mesh))
     b = jax.device_put(batch(), sharding.batch_sharding(mesh))
-    run = jax.jit(steps.gradients, static_argnums=(0, 3, 4))
-    want, _ = run(model(), params(), batch(), 1, WEIGHT)
+    run = jax.jit(functools.partial(steps.gradients, mtp_weight=WEIGHT), static_argnums=(0, 3))
+    want, _ = run(model(), params(), batch(), 1)
     with jax.set_mesh(mesh):
-        got, _ = run(model(), placed, b, 1, WEIGHT)
+        got, _ = run(model(), placed, b, 1)
     common.assert_same_gradients(jax.device_get(got), jax.device_get(want))
 
 

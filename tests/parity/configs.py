@@ -109,6 +109,10 @@ def mistral(rng: Random) -> Config:
     return config | tied(rng) | rope(rng) | {"sliding_window": rng.choice((None, *WINDOWS))}
 
 
+def olmo2(rng: Random) -> Config:
+    return decoder(rng, "olmo2") | rope(rng) | {"attention_bias": False, "tie_word_embeddings": False}
+
+
 def mixtral(rng: Random) -> Config:
     experts = rng.randint(1, 8)
     picked = rng.randint(1, min(3, experts))
@@ -228,9 +232,15 @@ def gpt_oss(rng: Random) -> Config:
     }  # fmt: skip
 
 
+def gemma3_multimodal(rng: Random) -> Config:
+    """The text model within what the larger sizes state."""
+    return {"model_type": "gemma3", "text_config": gemma3(rng)}
+
+
 MAKERS: dict[str, Callable[[Random], Config]] = {
     make.__name__: make
     for make in (
-        gpt2, llama, mistral, mixtral, gemma2, gemma3, qwen2, qwen3, qwen3_moe, deepseek_v2, deepseek_v3, gpt_oss,
+        gpt2, llama, mistral, olmo2, mixtral, gemma2, gemma3, gemma3_multimodal, qwen2, qwen3, qwen3_moe, deepseek_v2,
+        deepseek_v3, gpt_oss,
     )
 }  # fmt: skip

@@ -44,7 +44,7 @@ def test_what_is_read_is_written(family, rng):
     abstract = weights.flatten(transformer.init(transformer.build(spec), abstract=True))
     shapes = {path: leaf.shape for path, leaf in abstract.items()}
     values = np.random.default_rng(0)
-    links = weights.links(families.get(spec.origin.family).table(spec), spec.decoder)
+    links = weights.links(families.get(spec.origin.family).table(spec), spec)
     tensors = {
         link.name: values.standard_normal(weights.their_shape(link, shapes)).astype(np.float32) for link in links
     }

@@ -42,18 +42,18 @@ def apply(
       weight: of each pick, float32.
     """
     name = choose(call.num_experts, index.shape[-1], call.rules) if body == "auto" else body
+    mesh = jax.sharding.get_abstract_mesh()
+    alone = mesh.empty or mesh.size == 1
+    # Whatever the body, a mesh that can't split the experts is refused.
+    places = None if alone else _places(call, w, mesh)
     if name == "dense":
         return dense.apply(call, x, index, weight, w), jnp.zeros(())
     # Weights of eight bits are widened, all experts of them; only `dense` does so one expert at a time.
     w = jax.tree.map(lambda k: k.astype(x.dtype), w, is_leaf=lambda k: isinstance(k, Quantized))
     run = functools.partial(_on_device, SPARSE[name], call)
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1:
+    if alone:
         return run(None, x, index, weight, w)
     tokens = partition_spec((ax.BATCH, ax.LENGTH, None), x.shape, mesh, call.rules, "tokens")
-    places = jax.tree.map(
-        lambda names, k: partition_spec(names, k.shape, mesh, call.rules, "experts"), _axes(w), w, is_leaf=_is_names
-    )
     run = jax.shard_map(
         functools.partial(run, mesh),
         in_specs=(tokens, tokens, tokens, places),
@@ -74,6 +74,19 @@ def choose(num_experts: int, top_k: int, rules: str = "default") -> str:
 @functools.cache
 def _log_choice(name: str, platform: str, num_experts: int, top_k: int) -> None:
     log.info("experts=auto: %s for %d experts, %d a token, on %s", name, num_experts, top_k, platform)
+
+
+def _places(call: Call, w: ExpertWeights, mesh: AbstractMesh) -> ExpertWeights:
+    """How the mesh splits the weights.
+
+    Raises:
+      ShardingError: it can't.
+    """
+
+    def place(names, k) -> PartitionSpec:
+        return partition_spec(names, k.shape, mesh, call.rules, "experts")
+
+    return jax.tree.map(place, _axes(w), w, is_leaf=_is_names)
 
 
 def _axes(w: ExpertWeights) -> ExpertWeights:

@@ -1,0 +1,50 @@
+"""Recorded outputs of Hugging Face models, through every kind of cache that the family's layers have."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.checkpoints import common as golden
+from transformer.generation.layout import unroll
+from transformer.ops import cache as caches
+
+# Mean difference of the logits over their standard deviation: what rounding keys and values may do. A mixture whose
+# router is moved over an edge by it picks other experts for that token.
+LIMITS = {"float32": 1e-5, "bfloat16": 0.02, "int8": 0.04}
+ROUTED = 3
+
+
+@functools.cache
+def model(case: str):
+    """(model, parameters) with layers apart, so that each has a cache of its own."""
+    return unroll(*golden.imported(case))
+
+
+@pytest.mark.parametrize("dtype", caches.CACHE_DTYPES)
+@pytest.mark.parametrize("case", golden.CASES)
+def test_logits_over_a_cache(case, dtype):
+    """In two chunks, of which the second sees the first through the cache alone."""
+    net, params = model(case)
+    want = golden.expected(case)["logits"]
+    tokens = golden.expected(case)["input_ids"].astype(np.int32)
+    rows, length = tokens.shape
+    half = length // 2
+
+    @jax.jit
+    def chunk(tokens, positions, cache):
+        x, cache = net.apply({"params": params}, tokens, positions, cache=cache, method="features")
+        return net.apply({"params": params}, x, method="logits"), cache
+
+    cache, logits = caches.init(net.spec.decoder, rows, length, dtype), []
+    for start in (0, half):
+        positions = jnp.broadcast_to(jnp.arange(start, start + half), (rows, half))
+        out, cache = chunk(tokens[:, start : start + half], positions, cache)
+        logits.append(np.asarray(out))
+    assert {layer.keys.dtype for layer in cache.head} == {jnp.dtype(dtype)}
+    difference = np.abs(np.concatenate(logits, axis=1) - want[:, : 2 * half]).mean() / want.std()
+    routes = "moe_layers" in golden.expected(case)
+    print(f"  {case}, {dtype}: {difference:.1e} of the standard deviation")
+    assert difference <= LIMITS[dtype] * (ROUTED if routes else 1)
