@@ -12,6 +12,10 @@ from transformer.ops.sampling import Sampling
 GREEDY = Sampling(temperature=0.0)
 LENGTHS = (3, 30, 9, 17)
 NEW = 24
+# Guesses of a draft a pass, and a family without and with a module of its own to guess.
+GUESSES = 3
+PLAIN = "llama3"
+WITH_MODULE = next(family for family in common.FAMILIES if common.tiny_spec(family).mtp)
 # Prompts and what follows them.
 TOTAL = max(LENGTHS) + NEW
 

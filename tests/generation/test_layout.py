@@ -24,12 +24,15 @@ def test_layers_apart_are_the_same_function(family):
     assert [c.tokens for c in done] == [c.tokens for c in greedy(family)]
 
 
+def is_narrow(x) -> bool:
+    return isinstance(x, products.Quantized)
+
+
 @families
 def test_eight_bit_weights_are_the_rounded_ones(family):
     """Logits equal those of a model whose weights were rounded beforehand: scales are applied where they belong."""
     model, params = common.model(family), common.params(family)
     narrow = quantize(model, params)
-    is_narrow = lambda x: isinstance(x, products.Quantized)  # noqa: E731
     found = [x for x in jax.tree.leaves(narrow, is_leaf=is_narrow) if is_narrow(x)]
     stored = sum(x.size for x in jax.tree.leaves(params))
     assert sum(x.size for x in found) > 0.8 * stored, "most numbers of a model are weights of products"

@@ -90,7 +90,9 @@ def test_what_the_device_drew_beyond_a_stop_is_forgotten(family, chunk):
         heard.append(token)
         return len(heard) % 3 == 0
 
-    ask = lambda prompt, max_new_tokens, **rest: talker.generate(prompt, max_new_tokens=24, **rest)  # noqa: E731
+    def ask(prompt, max_new_tokens, **rest):
+        return talker.generate(prompt, max_new_tokens=24, **rest)
+
     record = talk(family, ask, sampling=GREEDY, on_token=watch)
     assert all(len(done.tokens) == 3 and done.reason == "stop" for _, done in record)
     assert_fresh(record, model, params, sampling=GREEDY)

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformer import spec as s
 from transformer.checkpoints.table import Spelling, Table
-from transformer.families import _hf, gemma2
+from transformer.families import _hf, _llama, gemma2
 
 MULTIMODAL = "gemma3"
 MODEL_TYPES = ("gemma3_text", MULTIMODAL)
@@ -36,7 +36,7 @@ PARTS = ("vision_tower", "multi_modal_projector")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dims:
+class Dims(_llama.Dims):
     """Numbers of the published configs.
 
     Attributes:
@@ -46,22 +46,12 @@ class Dims:
       rope_theta_local: base of the local layers, never scaled; rope_theta and rope_scaling serve the global ones.
     """
 
-    vocab_size: int
-    d_model: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    d_ff: int
-    max_length: int
     window: int
     pattern: int
     query_scale: float
-    rope_theta: float
     rope_theta_local: float
     rope_scaling: s.LinearScaling | None = None
     final_softcap: float | None = None
-    norm_eps: float
 
 
 def _globals(dims: Dims) -> list[bool]:
