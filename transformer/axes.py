@@ -7,6 +7,9 @@ mesh axes they lie on. Anything that is not in `ALL` is refused.
 # Parameters.
 VOCAB = "vocab"  # V, rows of the token table and columns of the head
 POSITION = "position"  # rows of a learned position table
+BUCKETS = "buckets"  # rows of a table of relative biases
+TYPES = "types"  # rows of a table of token types
+CLASSES = "classes"  # C, what a classifier tells apart
 EMBED = "embed"  # D, the model dimension of a parameter
 EMBED_OUT = "embed_out"  # D where it comes out of a projection that D goes into
 HEADS = "heads"  # N, query heads
@@ -30,6 +33,6 @@ ACT_MLP = "act_mlp"  # F of activations
 ACT_VOCAB = "act_vocab"  # V of logits
 
 ALL = frozenset({
-    VOCAB, POSITION, EMBED, EMBED_OUT, HEADS, KV_HEADS, HEAD_DIM, MLP, EXPERTS, EXPERT_EMBED, ROUTES, LATENT,
-    LATENT_OUT, LAYERS, NORM, BATCH, LENGTH, ACT_EMBED, ACT_HEADS, ACT_MLP, ACT_VOCAB,
+    VOCAB, POSITION, BUCKETS, TYPES, CLASSES, EMBED, EMBED_OUT, HEADS, KV_HEADS, HEAD_DIM, MLP, EXPERTS, EXPERT_EMBED,
+    ROUTES, LATENT, LATENT_OUT, LAYERS, NORM, BATCH, LENGTH, ACT_EMBED, ACT_HEADS, ACT_MLP, ACT_VOCAB,
 })  # fmt: skip

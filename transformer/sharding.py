@@ -19,6 +19,9 @@ RULES: dict[str, dict[str, tuple[str, ...]]] = {
     "default": {
         ax.VOCAB: ("tensor",),
         ax.POSITION: (),
+        ax.BUCKETS: (),
+        ax.TYPES: (),
+        ax.CLASSES: (),
         ax.EMBED: ("fsdp", "expert"),
         ax.EMBED_OUT: (),
         ax.HEADS: ("tensor",),

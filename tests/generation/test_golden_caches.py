@@ -43,7 +43,7 @@ def test_logits_over_a_cache(case, dtype):
         positions = jnp.broadcast_to(jnp.arange(start, start + half), (rows, half))
         out, cache = chunk(tokens[:, start : start + half], positions, cache)
         logits.append(np.asarray(out))
-    assert {layer.keys.dtype for layer in cache.head} == {jnp.dtype(dtype)}
+    assert {layer.mixer.keys.dtype for layer in cache.head} == {jnp.dtype(dtype)}
     difference = np.abs(np.concatenate(logits, axis=1) - want[:, : 2 * half]).mean() / want.std()
     routes = "moe_layers" in golden.expected(case)
     print(f"  {case}, {dtype}: {difference:.1e} of the standard deviation")

@@ -45,7 +45,7 @@ def test_a_row_that_ended_draws_and_writes_nothing_more(monkeypatch):
     ((state, drawn),) = results
     assert (np.asarray(drawn.tokens)[1, len(done.tokens) :] == programs.NOTHING).all()
     # The end token itself is never read.
-    written = np.asarray(state.cache.body[0].positions)[:, 1].max()
+    written = np.asarray(state.cache.body[0].mixer.positions)[:, 1].max()
     assert written == len(prompts(FAMILY)[1]) + len(done.tokens) - 1
 
 
@@ -150,7 +150,7 @@ def test_the_cache_has_the_dtype_asked_for(dtype, monkeypatch):
     states, run = [], programs.prefill
     monkeypatch.setattr(generation.tokens, "prefill", lambda *args: states.append(out := run(*args)) or out)
     generate(prompts(FAMILY), max_new_tokens=1, cache_dtype=dtype)
-    assert states[0][0].cache.body[0].keys.dtype == (dtype or "float32")
+    assert states[0][0].cache.body[0].mixer.keys.dtype == (dtype or "float32")
 
 
 def test_no_prompts_give_no_completions():

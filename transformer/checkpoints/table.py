@@ -77,24 +77,36 @@ class Table:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a layer's parameters lie in our tree: a path prefix, and an index where repeats are stacked."""
+    """Where a layer's parameters lie in our tree.
+
+    Attributes:
+      index: where repeats are stacked.
+      number: of the layer in its stack, that of theirs; modules of multi-token prediction go on behind the decoder.
+    """
 
     prefix: str
     index: int | None
+    number: int
 
 
 def places(model: Model) -> Iterator[Place]:
     """The place of every layer of a model, in the order in which they run; those of multi-token prediction last."""
-    yield from _places(model.decoder, "decoder")
+    for name, stack in model.stacks.items():
+        yield from _places(stack, name, 0)
     for depth in range(model.mtp.depth if model.mtp else 0):
-        yield from _places(model.mtp.decoder, f"mtp/depth_{depth}/decoder")
+        first = model.decoder.num_layers + depth * model.mtp.decoder.num_layers
+        yield from _places(model.mtp.decoder, f"mtp/depth_{depth}/decoder", first)
 
 
-def _places(stack: Stack, root: str) -> Iterator[Place]:
-    for i in range(len(stack.head)):
-        yield Place(f"{root}/head_{i}", None)
-    for repeat in range(stack.repeats):
-        for i in range(len(stack.body)):
-            yield Place(f"{root}/body/block_{i}", repeat)
-    for i in range(len(stack.tail)):
-        yield Place(f"{root}/tail_{i}", None)
+def _places(stack: Stack, root: str, first: int) -> Iterator[Place]:
+    def parts() -> Iterator[tuple[str, int | None]]:
+        for i in range(len(stack.head)):
+            yield f"{root}/head_{i}", None
+        for repeat in range(stack.repeats):
+            for i in range(len(stack.body)):
+                yield f"{root}/body/block_{i}", repeat
+        for i in range(len(stack.tail)):
+            yield f"{root}/tail_{i}", None
+
+    for number, (prefix, index) in enumerate(parts(), start=first):
+        yield Place(prefix, index, number)

@@ -34,12 +34,12 @@ def links(table: Table, model: Model) -> Iterator[Link]:
     """Every tensor of a model, from its table and its spec."""
     for row in table.around:
         yield Link(row, row.name, tuple((path, ()) for path in row.paths))
-    for number, (rows, place) in enumerate(zip(table.layers, places(model), strict=True)):
+    for rows, place in zip(table.layers, places(model), strict=True):
         at = () if place.index is None else (place.index,)
         for row in rows:
             for expert in range(row.experts or 1):
                 index = (*at, expert) if row.experts else at
-                name = row.name.replace("{i}", str(number)).replace("{e}", str(expert))
+                name = row.name.replace("{i}", str(place.number)).replace("{e}", str(expert))
                 yield Link(row, name, tuple((f"{place.prefix}/{path}", index) for path in row.paths))
 
 

@@ -62,7 +62,7 @@ class OtherModel:
 
     def forget(self, cache: StackCache, first: Int[Array, " B"]) -> StackCache:
         """As `Draft.forget`."""
-        return cache.map(lambda layer: layer.drop(first))
+        return cache.drop(first)
 
 
 @dataclass(frozen=True)
@@ -86,4 +86,4 @@ class OwnModule:
 
     def forget(self, cache: StackCache, first: Int[Array, " B"]) -> StackCache:
         """As `Draft.forget`."""
-        return cache.map(lambda layer: layer.drop(first - 1))
+        return cache.drop(first - 1)

@@ -156,7 +156,7 @@ def _round(
     last = jnp.take_along_axis(tokens, jnp.maximum(drawn - 1, 0)[:, None], axis=1)[:, 0]
     state = dataclasses.replace(
         state,
-        cache=target_cache.map(lambda layer: layer.drop(positions)),
+        cache=target_cache.drop(positions),
         tokens=last,
         positions=positions,
         left=jnp.where(ended, 0, state.left - drawn),

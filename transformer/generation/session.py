@@ -152,5 +152,5 @@ def _empty(model: Transformer, params: dict, rows: int, plan: Plan) -> caches.St
 @functools.partial(jax.jit, static_argnames=("model", "rows"), donate_argnames="cache")
 def _resume(model: Transformer, cache: caches.StackCache, first: Int[Array, ""], rows: int) -> Read:
     """The tokens before position `first`, to be read on from there; `cache` is used up."""
-    cache = cache.map(lambda layer: layer.drop(jnp.broadcast_to(first, layer.positions.shape[-2])))
+    cache = cache.drop(first)
     return pin_read(model, Read(cache, jnp.zeros((rows, 1, model.spec.d_model), model.compute.dtype)))

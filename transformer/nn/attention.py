@@ -1,15 +1,16 @@
 """The attention layer: projections around the one attention door, and its cache."""
 
 import flax.linen as nn
-from jaxtyping import Array, Float
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
 from transformer import axes as ax
 from transformer import spec
 from transformer.nn.context import Context
 from transformer.nn.parameter import parameter
 from transformer.nn.projection import Norm, Projection, capture, capturing
-from transformer.ops import attention, rope
-from transformer.ops.attention import reference
+from transformer.ops import attention, relative_bias, rope
+from transformer.ops.attention import Extra, Where, reference
 from transformer.ops.cache import KVCache, extend
 from transformer.settings import Compute
 from transformer.sharding import constrain
@@ -18,11 +19,16 @@ HEADS = (ax.BATCH, ax.LENGTH, ax.ACT_HEADS, None)
 
 
 class Attention(nn.Module):
-    """Self-attention of [B, T, D]; `gain` scales the initial output projection."""
+    """Attention of [B, T, D] to itself, or to what an encoder made; `gain` scales the initial output projection.
+
+    Attributes:
+      crosses: keys and values come from `Context.memory`. A cache keeps them, so that later calls need no memory.
+    """
 
     spec: spec.Attention
     compute: Compute
     gain: float
+    crosses: bool = False
 
     @nn.compact
     def __call__(
@@ -30,19 +36,12 @@ class Attention(nn.Module):
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
         s, rules = self.spec, self.compute.rules
         q = self._heads(x, "query", s.num_heads, ax.HEADS)
-        k = self._heads(x, "key", s.num_kv_heads, ax.KV_HEADS)
-        v = self._heads(x, "value", s.num_kv_heads, ax.KV_HEADS)
         if s.qk_norm is not None:
-            q, k = self._norm(q, "query_norm"), self._norm(k, "key_norm")
-        if not s.mask.sinks:  # else by their place in the cache, once that is known
-            q, k = context.rotate(s.rope, q), context.rotate(s.rope, k)
-        q, k, v = (constrain(a, HEADS, rules) for a in (q, k, v))
-        sinks = None
-        if s.sinks:
-            sinks = parameter(self, "sinks", nn.initializers.zeros_init(), (s.num_heads,), (ax.HEADS,))
-        y, cache = self._attend(q, k, v, context, cache, sinks)
-        for name, value in (("q", q), ("k", k), ("v", v)):
-            capture(self, name, value)
+            q = self._norm(q, "query_norm")
+        if self.crosses:
+            y, cache = self._look_across(q, context, cache)
+        else:
+            y, cache = self._look_back(x, q, context, cache)
         y = constrain(y, HEADS, rules)
         out = (s.num_heads, s.head_dim), (x.shape[-1],), (ax.HEADS, ax.HEAD_DIM, ax.EMBED)
         y = Projection(*out, bias=s.out_bias, gain=self.gain, name="out")(y)
@@ -58,10 +57,21 @@ class Attention(nn.Module):
         flat = heads.reshape(*heads.shape[:2], -1) if joint else heads
         return Norm(self.spec.qk_norm, name=name)(flat).reshape(heads.shape)
 
-    def _attend(self, q, k, v, context: Context, cache: KVCache | None, sinks):
-        """Attention over this call's keys and what the cache holds; returns the written cache."""
+    def _keys_and_values(self, x: Float[Array, "B S D"]) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K H"]]:
         s = self.spec
-        positions, segments = context.positions, context.segments
+        k = self._heads(x, "key", s.num_kv_heads, ax.KV_HEADS)
+        v = self._heads(x, "value", s.num_kv_heads, ax.KV_HEADS)
+        return self._norm(k, "key_norm") if s.qk_norm is not None else k, v
+
+    def _look_back(self, x, q, context: Context, cache: KVCache | None):
+        """Attention over this call's keys and what the cache holds; returns the written cache."""
+        s, positions = self.spec, context.positions
+        k, v = self._keys_and_values(x)
+        if not s.mask.sinks:  # else by their place in the cache, once that is known
+            q, k = context.rotate(s.rope, q), context.rotate(s.rope, k)
+        q, k, v = (constrain(a, HEADS, self.compute.rules) for a in (q, k, v))
+        capture(self, "k", k)
+        capture(self, "v", v)
         keys, values, key_positions, aligned = k, v, positions, True
         if cache is not None and context.fresh:
             cache = cache.write(k, v, positions)
@@ -70,9 +80,56 @@ class Attention(nn.Module):
             aligned = False
         if s.mask.sinks and s.rope is not None:
             q, keys = rope.rotate_in_cache(s.rope, s.mask, q, keys, positions, key_positions)
-        where = attention.Where(positions, key_positions, segments, segments)
-        call = attention.Call(s.mask, s.scale, s.softcap, aligned, self.compute.attention_block)
-        y = attention.attend(self.compute.attention, call, q, keys, values, where, sinks)
+        if isinstance(s.relative, spec.RelativeKeys):
+            q, keys = self._with_distances(q, keys, positions, key_positions, x.shape[-1])
+        return self._attend(q, keys, values, context.where(key_positions), context.bias, aligned), cache
+
+    def _look_across(self, q, context: Context, cache: KVCache | None):
+        """Attention over the memory's keys, which the cache keeps from the first call on."""
+        memory = context.memory
+        if memory is not None:
+            k, v = (constrain(a, HEADS, self.compute.rules) for a in self._keys_and_values(memory.features))
+            capture(self, "k", k)
+            capture(self, "v", v)
+            k_positions, k_segments = memory.positions, memory.segments
+            cache = None if cache is None else cache.write(k, v, k_positions)
+        elif cache is not None:
+            k, v, k_positions = cache.read(q.dtype)
+            k_segments = None
+        else:
+            raise ValueError("cross-attention needs the text that the encoder read: give `source`, or a cache of it")
+        where = Where(context.positions, k_positions, context.segments, k_segments)
+        return self._attend(q, k, v, where, None, aligned=False), cache
+
+    def _with_distances(
+        self,
+        q: Float[Array, "B T N H"],
+        k: Float[Array, "B S K H"],
+        q_positions: Int[Array, "B T"],
+        k_positions: Int[Array, "B S"],
+        width: int,
+    ):
+        """Queries and keys with features whose product is the score of their distance (Transformer-XL)."""
+        s, heads = self.spec, (ax.HEADS, ax.HEAD_DIM)
+        init, shape = nn.initializers.truncated_normal(width**-0.5), (s.num_heads, s.head_dim)
+        kernel = parameter(self, "distance_kernel", init, (width, *shape), (ax.EMBED, *heads))
+        content = parameter(self, "content_bias", nn.initializers.zeros_init(), shape, heads).astype(q.dtype)
+        distance = parameter(self, "distance_bias", nn.initializers.zeros_init(), shape, heads).astype(q.dtype)
+        further = relative_bias.distance_queries(s.relative, kernel, q + distance, q_positions)
+        waves = relative_bias.distance_keys(s.relative, k_positions, width).astype(k.dtype)
+        waves = jnp.broadcast_to(waves[:, :, None], (*k.shape[:3], width))
+        return jnp.concatenate([q + content, further], axis=-1), jnp.concatenate([k, waves], axis=-1)
+
+    def _attend(self, q, k, v, where: Where, table: Float[Array, "R N"] | None, aligned: bool):
+        s = self.spec
+        sinks = None
+        if s.sinks:
+            sinks = parameter(self, "sinks", nn.initializers.zeros_init(), (s.num_heads,), (ax.HEADS,))
+        biased = isinstance(s.relative, spec.RelativeBias)
+        extra = Extra(sinks, table if biased else None)
+        relative, block = s.relative if biased else None, self.compute.attention_block
+        call = attention.Call(s.mask, s.scale, s.softcap, aligned, relative, block)
+        capture(self, "q", q)
         if capturing(self):
-            capture(self, "probabilities", reference.probabilities(call, q, keys, where, sinks))
-        return y, cache
+            capture(self, "probabilities", reference.probabilities(call, q, k, where, extra))
+        return attention.attend(self.compute.attention, call, q, k, v, where, extra)

@@ -1,4 +1,4 @@
-"""One layer: two residual branches and the placement of their norms."""
+"""One layer: its residual branches and the placement of their norms."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from transformer.nn.feed_forward import FeedForward
 from transformer.nn.latent_attention import LatentAttention
 from transformer.nn.moe import MoE
 from transformer.nn.projection import Norm, capture
-from transformer.ops.cache import KVCache
+from transformer.ops.cache import LayerCache
 from transformer.settings import Compute
 
 MIXERS = {spec.Attention: Attention, spec.LatentAttention: LatentAttention}
@@ -20,7 +20,10 @@ FFNS = {spec.FeedForward: FeedForward, spec.MoE: MoE}
 
 
 class Block(nn.Module):
-    """Attention, then the feed-forward; `gain` scales the initial output of each residual branch."""
+    """Attention, cross-attention where there is another text, then the feed-forward, each on a residual branch.
+
+    `gain` scales the initial output of each branch.
+    """
 
     spec: spec.Block
     compute: Compute
@@ -28,16 +31,23 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B T D"], context: Context, cache: KVCache | None
-    ) -> tuple[Float[Array, "B T D"], KVCache | None]:
+        self, x: Float[Array, "B T D"], context: Context, cache: LayerCache | None
+    ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
         s = self.spec
         attention = MIXERS[type(s.mixer)](s.mixer, self.compute, self.gain, name="attention")
         ffn = FFNS[type(s.ffn)](s.ffn, self.compute, self.gain, name="ffn")
+        own, other = (cache.mixer, cache.cross) if cache is not None else (None, None)
 
         def attend(h):
-            nonlocal cache
-            h, cache = attention(h, context, cache)
+            nonlocal own
+            h, own = attention(h, context, own)
             capture(self, "attention_out", h)
+            return h
+
+        def look_across(h):
+            nonlocal other
+            h, other = Attention(s.cross, self.compute, self.gain, crosses=True, name="cross")(h, context, other)
+            capture(self, "cross_out", h)
             return h
 
         def feed(h):
@@ -46,9 +56,11 @@ class Block(nn.Module):
             return h
 
         x = self._branch(x, attend, "attention")
+        if s.cross is not None:
+            x = self._branch(x, look_across, "cross")
         x = self._branch(x, feed, "ffn")
         capture(self, "residual", x)
-        return x, cache
+        return x, LayerCache(own, other) if cache is not None else None
 
     def _branch(self, x: Array, function: Callable[[Array], Array], name: str) -> Array:
         """x plus a sublayer, with its norms before it, after the sum, after the sublayer, or around it."""

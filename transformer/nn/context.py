@@ -1,4 +1,4 @@
-"""What every layer of a call shares: where the tokens are."""
+"""What every layer of a call shares: where the tokens are, and what an encoder made of another text."""
 
 from dataclasses import dataclass, field
 
@@ -8,6 +8,32 @@ from jaxtyping import Array, Bool, Float, Int
 
 from transformer import spec
 from transformer.ops import rope
+from transformer.ops.attention import Where
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Source:
+    """A text for an encoder to read.
+
+    Attributes:
+      positions: absolute, negative in padding; by default 0, 1, 2 … restarting at each segment.
+      segments: ids of packed documents, 0 in padding; what follows document i in the decoder sees document i.
+    """
+
+    tokens: Int[Array, "B S"]
+    positions: Int[Array, "B S"] | None = None
+    segments: Int[Array, "B S"] | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Memory:
+    """What an encoder made of a text: what cross-attention looks at."""
+
+    features: Float[Array, "B S D"]
+    positions: Int[Array, "B S"]
+    segments: Int[Array, "B S"] | None
 
 
 @jax.tree_util.register_dataclass
@@ -19,6 +45,9 @@ class Context:
       positions: [B, T] absolute positions; negative marks padding.
       segments: [B, T] ids of packed documents, or None where a row is one document.
       tables: (cos, sin), each [B, T, P], of every rope in `ropes`.
+      orders: [B, T] what replaces positions in the question of what comes later (`ops.mask.visible`), or None.
+      memory: for cross-attention; None where there is none, or where the cache has it.
+      bias: the stack's table of relative biases, or None.
       fresh: the cache is empty, so that keys of this call are all there is to see (whole-prompt prefill).
     """
 
@@ -26,6 +55,9 @@ class Context:
     segments: Int[Array, "B T"] | None
     tables: tuple[tuple[Float[Array, "B T P"], Float[Array, "B T P"]], ...]
     ropes: tuple[spec.Rope, ...] = field(metadata={"static": True})
+    orders: Int[Array, "B T"] | None = None
+    memory: Memory | None = None
+    bias: Float[Array, "R N"] | None = None
     fresh: bool = field(metadata={"static": True}, default=False)
 
     @property
@@ -33,6 +65,10 @@ class Context:
         """False in padding: negative positions and segment 0."""
         real = self.positions >= 0
         return real if self.segments is None else real & (self.segments != 0)
+
+    def where(self, k_positions: Int[Array, "B S"]) -> Where:
+        """This call's queries and keys of the same text: this call's own, or what a cache holds."""
+        return Where(self.positions, k_positions, self.segments, self.segments, self.orders, self.orders)
 
     def rotate(self, which: spec.Rope | None, x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
         """Applies a layer's rotary embedding; the identity where it has none."""
@@ -44,10 +80,12 @@ def make_context(
     positions: Int[Array, "B T"],
     segments: Int[Array, "B T"] | None = None,
     fresh: bool = False,
+    orders: Int[Array, "B T"] | None = None,
+    memory: Memory | None = None,
 ) -> Context:
     """The context of a call, with the rotation tables of every distinct rope of the model."""
     tables = tuple(rope.rotations(r, positions) for r in ropes)
-    return Context(positions=positions, segments=segments, tables=tables, ropes=ropes, fresh=fresh)
+    return Context(positions, segments, tables, ropes, orders, memory, fresh=fresh)
 
 
 def default_positions(segments: Int[Array, "B T"] | None, shape: tuple[int, int]) -> Int[Array, "B T"]:

@@ -103,8 +103,7 @@ class LatentAttention(nn.Module):
         return rope.rotate_in_cache(self.spec.rope, self.spec.mask, q_rope, k_rope, context.positions, positions)
 
     def _attend(self, q, k, v, positions, context: Context, aligned: bool):
-        segments = context.segments
-        where = attention.Where(context.positions, positions, segments, segments)
+        where = context.where(positions)
         call = attention.Call(self.spec.mask, self.spec.scale, aligned=aligned, block=self.compute.attention_block)
         if capturing(self):
             capture(self, "probabilities", reference.probabilities(call, q, k, where))

@@ -1,6 +1,6 @@
-"""The whole model: embedding, stack, head."""
+"""The whole model: embedding, stacks, head."""
 
-import math
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -8,68 +8,22 @@ from jaxtyping import Array, Float, Int
 
 from transformer import axes as ax
 from transformer import sharding, spec
-from transformer.nn.context import default_positions, make_context
+from transformer.nn.context import Memory, Source, default_positions, make_context
+from transformer.nn.embedding import Embedding, Head, Pooler
 from transformer.nn.multi_token import MultiToken
-from transformer.nn.parameter import parameter
 from transformer.nn.projection import capture
 from transformer.nn.stack import Stack
 from transformer.ops import cache as caches
-from transformer.ops import losses, products, rope
+from transformer.ops import losses, products
 from transformer.settings import Compute
 
 
-class Embedding(nn.Module):
-    """Token vectors, scaled, plus absolute positions where the spec has them."""
-
-    spec: spec.Embedding
-    vocab_size: int
-    d_model: int
-    dtype: jnp.dtype
-
-    def setup(self):
-        init = nn.initializers.normal(1 / math.sqrt(self.d_model))
-        self.table = parameter(self, "token", init, (self.vocab_size, self.d_model), (ax.VOCAB, ax.EMBED), (-1,))
-        if isinstance(self.spec.positions, spec.LearnedPositions):
-            shape = (self.spec.positions.max_length, self.d_model)
-            self.positions = parameter(self, "position", init, shape, (ax.POSITION, ax.EMBED))
-
-    def __call__(self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-        # An id outside the table gives NaN, not another token's vector.
-        x = products.rows(self.table, tokens).astype(self.dtype)
-        if self.spec.scale is not None:
-            x = x * jnp.asarray(self.spec.scale, self.dtype)
-        match self.spec.positions:
-            case spec.LearnedPositions():
-                # Padding (-1) reads row 0, which nobody sees.
-                x = x + jnp.take(self.positions, jnp.maximum(positions, 0), axis=0, mode="fill").astype(self.dtype)
-            case spec.SinusoidalPositions() as sinusoidal:
-                x = x + rope.sinusoids(sinusoidal, jnp.maximum(positions, 0), self.d_model).astype(self.dtype)
-        return x
-
-
-class Head(nn.Module):
-    """The table [V, D] and bias [V] that score features against the vocabulary."""
-
-    spec: spec.Head
-    vocab_size: int
-    d_model: int
-
-    def setup(self):
-        if not self.spec.tied:
-            init = nn.initializers.truncated_normal(1 / math.sqrt(self.d_model))
-            self.table = parameter(self, "kernel", init, (self.vocab_size, self.d_model), (ax.VOCAB, ax.EMBED), (-1,))
-        if self.spec.bias:
-            self.bias = parameter(self, "bias", nn.initializers.zeros_init(), (self.vocab_size,), (ax.VOCAB,))
-
-    def __call__(self, token_table: Float[Array, "V D"]) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
-        return token_table if self.spec.tied else self.table, self.bias if self.spec.bias else None
-
-
 class Transformer(nn.Module):
-    """A decoder-only language model, wholly described by its spec.
+    """An encoder, a decoder or both, wholly described by its spec.
 
-    `model.apply({"params": params}, tokens)` gives logits; training uses `token_losses`, decoding `features` with a
-    cache and `logits` of the positions it needs. Tokens of segment 0 and tokens at negative positions are padding.
+    `model.apply({"params": params}, tokens)` gives logits (features where there is no head); behind an encoder, tokens
+    are what the decoder reads, and `source` is what the encoder does. Training uses `token_losses`, decoding `features`
+    with a cache and `logits` of the positions it needs. Tokens of segment 0 and at negative positions are padding.
     """
 
     spec: spec.Model
@@ -78,8 +32,14 @@ class Transformer(nn.Module):
     def setup(self):
         s = self.spec
         self.embedding = Embedding(s.embedding, s.vocab_size, s.d_model, jnp.dtype(self.compute.dtype))
-        self.decoder = Stack(s.decoder, self.compute)
-        self.head = Head(s.head, s.vocab_size, s.d_model)
+        if s.encoder is not None:
+            self.encoder = Stack(s.encoder, self.compute)
+        if s.decoder is not None:
+            self.decoder = Stack(s.decoder, self.compute)
+        if s.head is not None:
+            self.head = Head(s.head, s.vocab_size, s.d_model)
+        if s.pooler is not None:
+            self.pooler = Pooler(s.pooler)
         if s.mtp is not None:
             self.mtp = MultiToken(s.mtp, self.compute)
 
@@ -88,13 +48,25 @@ class Transformer(nn.Module):
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"] | None = None,
         segment_ids: Int[Array, "B T"] | None = None,
+        **options: Any,
     ) -> Float[Array, "B T V"]:
-        """Logits in float32 of the token after each position."""
-        if self.is_initializing() and self.spec.mtp is not None:
-            # Logits don't ask for these parameters, and what isn't asked for isn't created.
-            self.further_losses(tokens, tokens, positions, segment_ids)
-        x, _ = self.features(tokens, positions, segment_ids)
-        return self.logits(x)
+        """Logits in float32: of the token after each position, or at it in an encoder. Options as of `features`."""
+        if self.is_initializing():
+            return self._create(tokens)
+        x, _ = self.features(tokens, positions, segment_ids, **options)
+        return x if self.spec.head is None else self.logits(x)
+
+    def _create(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """Asks for everything: what isn't asked for isn't created."""
+        both = self.spec.encoder is not None and self.spec.decoder is not None
+        x, _ = self.features(tokens, source=Source(tokens) if both else None)
+        if self.spec.head is not None:
+            x = self.logits(x)
+        if self.spec.pooler is not None:
+            self.pool(x if self.spec.head is None else self.features(tokens)[0])
+        if self.spec.mtp is not None:
+            self.further_losses(tokens, tokens)
+        return x
 
     def features(
         self,
@@ -103,12 +75,21 @@ class Transformer(nn.Module):
         segment_ids: Int[Array, "B T"] | None = None,
         cache: caches.StackCache | None = None,
         fresh: bool = False,
+        *,
+        orders: Int[Array, "B T"] | None = None,
+        token_types: Int[Array, "B T"] | None = None,
+        source: Source | Memory | None = None,
     ) -> tuple[Float[Array, "B T D"], caches.StackCache | None]:
         """Final features, and the cache with these tokens written where one is given.
 
         Args:
           positions: absolute; by default 0, 1, 2 … restarting at each segment. Required with a cache.
           fresh: promises that `cache` is empty: attention then runs over these tokens alone.
+          orders: by default the positions. Tokens of one order see each other, as those of a prefix do; all of a
+            prefix must be in one call.
+          token_types: by default 0.
+          source: what an encoder–decoder's encoder reads, or what `encode` made of it. A cache that has seen it once
+            needs it no more.
 
         Raises:
           ValueError: more tokens than a learned position table has, or arguments that exclude each other.
@@ -118,16 +99,42 @@ class Transformer(nn.Module):
             raise ValueError(f"{tokens.shape[1]} tokens: the learned position table ends at max_length={limit}")
         if cache is not None and (positions is None or segment_ids is not None):
             raise ValueError("a cache needs explicit positions, and rows of one document (no segment_ids)")
+        if orders is not None and cache is not None and not fresh:
+            raise ValueError("orders need all of the prefix in one call: use an empty cache, and fresh=True")
+        self._check_shape(cache, orders, source)
         if positions is None:
             positions = default_positions(segment_ids, tokens.shape)
-        context = make_context(self.spec.ropes, positions, segment_ids, fresh)
-        x = self._constrain(self.embedding(tokens, positions), ax.ACT_EMBED)
+        if isinstance(source, Source):
+            source = self.encode(source)
+        x = self._constrain(self.embedding(tokens, positions, token_types), ax.ACT_EMBED)
         capture(self, "embedded", x)
-        return self.decoder(x, context, cache)
+        stack = self.encoder if self.spec.decoder is None else self.decoder
+        return stack(x, make_context(self.spec.ropes, positions, segment_ids, fresh, orders, source), cache)
+
+    def _check_shape(self, cache, orders, source) -> None:
+        if self.spec.decoder is None and not (cache is None and orders is None):
+            raise ValueError(
+                "an encoder alone has no cache and no orders: it reads its tokens whole, in both directions"
+            )
+        if source is not None and (self.spec.decoder is None or self.spec.encoder is None):
+            raise ValueError("source: only a model with an encoder and a decoder reads one")
+
+    def encode(self, source: Source) -> Memory:
+        """What the encoder makes of a text, for the decoder to look at."""
+        positions = source.positions
+        if positions is None:
+            positions = default_positions(source.segments, source.tokens.shape)
+        x = self._constrain(self.embedding(source.tokens, positions), ax.ACT_EMBED)
+        x, _ = self.encoder(x, make_context(self.spec.ropes, positions, source.segments), None)
+        return Memory(x, positions, source.segments)
+
+    def pool(self, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B D"], Float[Array, "B C"] | None]:
+        """The vector of each text whose final features are `x`, and its classifier's logits where there is one."""
+        return self.pooler(x)
 
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Scores of the vocabulary in float32, softcapped where the spec says so."""
-        table, bias = self.head(self.embedding.table)
+        x, table, bias = self.head(x, self.embedding.table)
         y = products.scores(x, table)
         if bias is not None:
             y = y + bias
@@ -143,9 +150,10 @@ class Transformer(nn.Module):
         targets: Int[Array, "B T"],
         positions: Int[Array, "B T"] | None = None,
         segment_ids: Int[Array, "B T"] | None = None,
+        **options: Any,
     ) -> Float[Array, "B T"]:
-        """Negative log-likelihood of each target in nats, without keeping the logits."""
-        x, _ = self.features(tokens, positions, segment_ids)
+        """Negative log-likelihood of each target in nats, without keeping the logits. Options as of `features`."""
+        x, _ = self.features(tokens, positions, segment_ids, **options)
         return self._cross_entropy(x, targets)
 
     def further(
@@ -199,7 +207,7 @@ class Transformer(nn.Module):
         return self._cross_entropy(trunk, targets), jnp.stack(further), jnp.stack(seen)
 
     def _cross_entropy(self, x: Float[Array, "B T D"], targets: Int[Array, "B T"]) -> Float[Array, "B T"]:
-        table, bias = self.head(self.embedding.table)
+        x, table, bias = self.head(x, self.embedding.table)
         return losses.cross_entropy(
             x,
             table,

@@ -13,8 +13,9 @@ from transformer import spec
 from transformer.nn import moe
 from transformer.nn.block import Block
 from transformer.nn.context import Context
+from transformer.nn.parameter import parameter
 from transformer.nn.projection import Norm
-from transformer.ops.cache import KVCache, StackCache
+from transformer.ops.cache import LayerCache, StackCache
 from transformer.settings import Compute
 
 # What the backward pass may keep: everything, only matmul outputs with no batch dimension in the weights, nothing.
@@ -34,7 +35,7 @@ class Pattern(nn.Module):
     @nn.compact
     def __call__(
         self,
-        carry: tuple[Float[Array, "B T D"], tuple[KVCache, ...] | None],
+        carry: tuple[Float[Array, "B T D"], tuple[LayerCache, ...] | None],
         repeat: Int[Array, ""],
         context: Context,
     ):
@@ -63,6 +64,7 @@ class Stack(nn.Module):
     ) -> tuple[Float[Array, "B T D"], StackCache | None]:
         # Residual branches start small enough that their sum over the depth keeps unit variance (GPT-2).
         gain = 1 / math.sqrt(2 * self.spec.num_layers)
+        context = dataclasses.replace(context, bias=self._relative_bias())
         x, cache = self._ends(x, context, cache, "head", gain)
         if self.spec.repeats:
             x, body = self._body(x, context, cache.body if cache is not None else None, gain)
@@ -71,6 +73,14 @@ class Stack(nn.Module):
         if self.spec.final_norm is not None:
             x = Norm(self.spec.final_norm, name="final_norm")(x)
         return x, cache
+
+    def _relative_bias(self) -> Float[Array, "R N"] | None:
+        """The table of relative biases that the layers share."""
+        if self.spec.relative_bias is None:
+            return None
+        relative, heads = self.spec.relative_bias
+        shape = (relative.num_buckets, heads)
+        return parameter(self, "relative_bias", nn.initializers.zeros_init(), shape, (ax.BUCKETS, ax.HEADS))
 
     def _ends(self, x, context: Context, cache: StackCache | None, which: str, gain: float):
         block_class = self._remat(Block)
@@ -83,7 +93,7 @@ class Stack(nn.Module):
             cache = dataclasses.replace(cache, **{which: tuple(written)})
         return x, cache
 
-    def _body(self, x, context: Context, caches: tuple[KVCache, ...] | None, gain: float):
+    def _body(self, x, context: Context, caches: tuple[LayerCache, ...] | None, gain: float):
         scanned = nn.scan(
             self._remat(Pattern),
             variable_axes={"params": 0, "intermediates": 0, moe.COLLECTION: 0},

@@ -7,8 +7,9 @@ no padding side, no row length. An empty slot has position -1 and padding (negat
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -104,16 +105,42 @@ class KVCache:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class LayerCache:
+    """What a block keeps: of the tokens that it has seen, and of the other text that its cross-attention looks at."""
+
+    mixer: KVCache
+    cross: KVCache | None = None
+
+    def view(self, layer: Int[Array, ""] | None) -> "LayerCache":
+        """The same buffers addressed at one repeat."""
+        return jax.tree.map(lambda cache: cache.view(layer), self, is_leaf=_is_cache)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class StackCache:
     """The caches of a stack, laid out like its parameters: `body` entries are stacked over the repeats."""
 
-    head: tuple[KVCache, ...]
-    body: tuple[KVCache, ...]
-    tail: tuple[KVCache, ...]
+    head: tuple[LayerCache, ...]
+    body: tuple[LayerCache, ...]
+    tail: tuple[LayerCache, ...]
 
-    def map(self, function) -> "StackCache":
-        """`function` of every layer's cache."""
-        return jax.tree.map(function, self, is_leaf=lambda node: isinstance(node, KVCache))
+    def map(self, function: Callable[[KVCache], KVCache]) -> "StackCache":
+        """`function` of every cache."""
+        return jax.tree.map(function, self, is_leaf=_is_cache)
+
+    def drop(self, first: Int[Array, "*B"]) -> "StackCache":
+        """`KVCache.drop` of every layer's tokens; `first` of each row, or of all."""
+
+        def forget(layer: LayerCache) -> LayerCache:
+            rows = layer.mixer.positions.shape[-2]
+            return dataclasses.replace(layer, mixer=layer.mixer.drop(jnp.broadcast_to(first, rows)))
+
+        return jax.tree.map(forget, self, is_leaf=lambda node: isinstance(node, LayerCache))
+
+
+def _is_cache(node: Any) -> bool:
+    return isinstance(node, KVCache)
 
 
 def capacity(mask: spec.Mask, max_length: int, slack: int = 0) -> int:
@@ -153,17 +180,19 @@ def _restore(x: Array, scales: Array | None, dtype: jnp.dtype) -> Array:
     return x.astype(dtype) if scales is None else (x.astype(jnp.float32) * scales[..., None]).astype(dtype)
 
 
-def init(stack: spec.Stack, batch: int, max_length: int, dtype: CacheDType, slack: int = 0) -> StackCache:
+def init(
+    stack: spec.Stack, batch: int, max_length: int, dtype: CacheDType, slack: int = 0, source_length: int = 0
+) -> StackCache:
     """An empty cache for `batch` rows of up to `max_length` tokens.
 
     Args:
       slack: tokens that may be written and then dropped again without loss (speculative decoding): a ring is longer by
         as many slots.
+      source_length: tokens of the text that cross-attention looks at.
     """
 
-    def empty(block: spec.Block, *lead: int) -> KVCache:
-        dims, mask = block.mixer.cache_dims, block.mixer.mask
-        slots = capacity(mask, max_length, slack)
+    def empty(mixer: spec.Attention | spec.LatentAttention, slots: int, *lead: int) -> KVCache:
+        dims, mask = mixer.cache_dims, mixer.mask
         heads = (*lead, batch, dims.heads, slots)
         scales = jnp.zeros(heads, jnp.float32) if dtype == "int8" else None
         return KVCache(
@@ -176,8 +205,12 @@ def init(stack: spec.Stack, batch: int, max_length: int, dtype: CacheDType, slac
             sinks=mask.sinks if slots > mask.sinks else 0,
         )
 
+    def layer(block: spec.Block, *lead: int) -> LayerCache:
+        own = empty(block.mixer, capacity(block.mixer.mask, max_length, slack), *lead)
+        return LayerCache(own, empty(block.cross, source_length, *lead) if block.cross else None)
+
     return StackCache(
-        head=tuple(empty(b) for b in stack.head),
-        body=tuple(empty(b, stack.repeats) for b in stack.body),
-        tail=tuple(empty(b) for b in stack.tail),
+        head=tuple(layer(b) for b in stack.head),
+        body=tuple(layer(b, stack.repeats) for b in stack.body),
+        tail=tuple(layer(b) for b in stack.tail),
     )

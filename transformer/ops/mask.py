@@ -12,16 +12,22 @@ def visible(
     k_positions: Int[Array, "*B S"],
     q_segments: Int[Array, "*B T"] | None = None,
     k_segments: Int[Array, "*B S"] | None = None,
+    q_orders: Int[Array, "*B T"] | None = None,
+    k_orders: Int[Array, "*B S"] | None = None,
 ) -> Bool[Array, "*B T S"]:
     """True where a query may look at a key.
 
     Positions are absolute; a negative one marks padding or an empty cache slot: such keys are never seen and
-    such queries see nothing. Segments (packed documents) see only their own.
+    such queries see nothing. Segments (packed documents) see only their own. Orders replace positions in the question
+    of what comes later: tokens of one order see each other, as a prefix that is read in both directions does.
     """
     q, k = q_positions[..., :, None], k_positions[..., None, :]
     seen = (q >= 0) & (k >= 0)
     if mask.causal:
-        seen &= k <= q
+        if q_orders is None or k_orders is None:
+            seen &= k <= q
+        else:
+            seen &= k_orders[..., None, :] <= q_orders[..., :, None]
     if mask.window is not None:
         near = jnp.abs(q - k) < mask.window
         seen &= near | (k < mask.sinks) if mask.sinks else near

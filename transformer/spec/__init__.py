@@ -17,12 +17,14 @@ from transformer.spec.layers import (
     Norm,
     Router,
 )
-from transformer.spec.model import Embedding, Head, Model, MultiToken, Origin, Stack, streaming
+from transformer.spec.model import Embedding, Head, Model, MultiToken, Origin, Pooler, Stack, Transform, streaming
 from transformer.spec.positions import (
     LearnedPositions,
     LinearScaling,
     Mask,
     PiecewiseScaling,
+    RelativeBias,
+    RelativeKeys,
     Rope,
     Scaling,
     SinusoidalPositions,
@@ -32,5 +34,6 @@ from transformer.spec.positions import (
 __all__ = [
     "Attention", "Block", "CacheDims", "ClampedGate", "Embedding", "FeedForward", "Head", "LatentAttention",
     "LearnedPositions", "LinearScaling", "Mask", "MoE", "Model", "MultiToken", "Norm", "Origin", "PiecewiseScaling",
-    "Rope", "Router", "Scaling", "SinusoidalPositions", "SpecError", "Stack", "YarnScaling", "streaming",
+    "Pooler", "RelativeBias", "RelativeKeys", "Rope", "Router", "Scaling", "SinusoidalPositions", "SpecError", "Stack",
+    "Transform", "YarnScaling", "streaming",
 ]  # fmt: skip

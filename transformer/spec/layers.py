@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from transformer.spec.check import require
-from transformer.spec.positions import Mask, Rope
+from transformer.spec.positions import Mask, RelativeBias, RelativeKeys, Rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +60,7 @@ class Attention:
       qk_norm_joint: the norm runs over the features of all heads at once, with a scale for each (OLMo-2).
       softcap: scores become c·tanh(scores / c), before the mask.
       sinks: one learned logit a query head joins the softmax and its probability is dropped (gpt-oss).
+      relative: what the distance of query and key adds to their score.
     """
 
     num_heads: int
@@ -74,6 +75,7 @@ class Attention:
     qk_norm_joint: bool = False
     softcap: float | None = None
     sinks: bool = False
+    relative: RelativeBias | RelativeKeys | None = None
 
     def __post_init__(self):
         heads, kv_heads = self.num_heads, self.num_kv_heads
@@ -85,6 +87,10 @@ class Attention:
         require(self.softcap is None or self.softcap > 0, f"softcap={self.softcap}: must be positive")
         joint = self.qk_norm_joint
         require(self.qk_norm is not None or not joint, f"qk_norm_joint={joint}: needs a qk_norm to run jointly")
+        cut = self.relative is not None and self.mask.sinks
+        require(
+            not cut, f"mask.sinks={self.mask.sinks}: distances cut short have no meaning with relative={self.relative}"
+        )
 
     @property
     def cache_dims(self) -> CacheDims:
@@ -228,6 +234,7 @@ class Block:
     """One layer: a mixer of positions and a feed-forward, each on its residual branch.
 
     Attributes:
+      cross: attention over what an encoder made, on a branch between the two; the decoder of an encoder–decoder model.
       placement: where the norm sits. pre: x + F(norm x); post: norm(x + F x); after: x + norm'(F x);
         sandwich: x + norm'(F(norm x)).
     """
@@ -236,7 +243,12 @@ class Block:
     ffn: FeedForward | MoE
     norm: Norm
     placement: Literal["pre", "post", "after", "sandwich"]
+    cross: Attention | None = None
 
     def __post_init__(self):
         known = ("pre", "post", "after", "sandwich")
         require(self.placement in known, f"placement={self.placement!r}: use one of {known}")
+        if self.cross is not None:
+            # Positions of two texts have no distance.
+            placed = self.cross.rope or self.cross.relative or self.cross.mask != Mask(causal=False)
+            require(not placed, "block.cross: sees all of the other text; use Mask(causal=False), no rope, no relative")

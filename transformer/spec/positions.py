@@ -109,6 +109,49 @@ class Rope:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RelativeBias:
+    """A learned number for each head and bucket of distances, added to the scores (T5, arXiv:1910.10683, section 2.1).
+
+    Near distances have a bucket each; farther ones share buckets that widen with the logarithm of the distance, and
+    all from `max_distance` on are one. All layers of a stack share the table.
+
+    Attributes:
+      bidirectional: half of the buckets are for keys behind the query, the other half for keys before it; else keys
+        behind the query count as distance 0.
+    """
+
+    num_buckets: int
+    max_distance: int
+    bidirectional: bool
+
+    def __post_init__(self):
+        buckets, sides = self.num_buckets, 1 + self.bidirectional
+        require(
+            buckets >= 2 * sides and buckets % sides == 0,
+            f"relative.num_buckets={buckets}: use at least {2 * sides}, a multiple of {sides}",
+        )
+        exact, far = buckets // sides // 2, self.max_distance
+        require(far > exact, f"relative.max_distance={far}: must exceed the {exact} distances with a bucket each")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeKeys:
+    """Scores of content and of distance (Transformer-XL, Dai et al. 2019, arXiv:1901.02860, section 3.3).
+
+    The score of a query q for a key k at distance d is (q + u)·k + (q + v)·W r(d) with learned u, v and W and
+    sinusoidal r(d) of the model's dimension.
+
+    Attributes:
+      base: of the sinusoids' geometric row of frequencies.
+    """
+
+    base: float
+
+    def __post_init__(self):
+        require(self.base > 1, f"relative.base={self.base}: must exceed 1")
+
+
+@dataclass(frozen=True, kw_only=True)
 class LearnedPositions:
     """A trained table of `max_length` position vectors, added to the token vectors (GPT-2, BERT)."""
 

@@ -1,6 +1,7 @@
 """Attention: one door, several bodies behind one signature.
 
-Every body computes softmax(softcap(scale · q kᵀ) + mask) v and takes the same `Call`; it says what it can't serve.
+Every body computes softmax(softcap(scale · q kᵀ + bias) + mask) v and takes the same `Call`; it says what it can't
+serve.
 """
 
 import functools
@@ -11,7 +12,7 @@ import jax
 from jaxtyping import Array, Float
 
 from transformer.ops.attention import blockwise, reference
-from transformer.ops.attention.call import Call, Where
+from transformer.ops.attention.call import NOTHING, Call, Extra, Where
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ def attend(
     k: Float[Array, "B S K H"],
     v: Float[Array, "B S K Hv"],
     where: Where,
-    sinks: Float[Array, " N"] | None = None,
+    extra: Extra = NOTHING,
 ) -> Float[Array, "B T N Hv"]:
     """Runs the named attention body; "auto" chooses one and logs its choice once.
 
@@ -43,7 +44,7 @@ def attend(
     reason = REFUSALS[name](call)
     if reason:
         raise ValueError(f"compute.attention={name!r}: {reason}")
-    return BODIES[name](call, q, k, v, where, sinks)
+    return BODIES[name](call, q, k, v, where, extra)
 
 
 def choose(call: Call, q_length: int, k_length: int) -> str:
@@ -60,4 +61,4 @@ def _log_choice(name: str, platform: str, q_length: int, k_length: int) -> None:
     log.info("attention=auto: %s for T=%d, S=%d on %s", name, q_length, k_length, platform)
 
 
-__all__ = ["BODIES", "Call", "Where", "attend", "choose"]
+__all__ = ["BODIES", "Call", "Extra", "Where", "attend", "choose"]

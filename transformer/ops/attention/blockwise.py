@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from transformer.ops.attention.call import Call, Where
-from transformer.ops.mask import visible
+from transformer.ops import relative_bias
+from transformer.ops.attention.call import NOTHING, Call, Extra, Where
 from transformer.spec import Mask
 
 # A masked score lies so far below the lowest running maximum that it weighs exactly 0, in rows that see nothing too.
@@ -39,14 +39,14 @@ def attend(
     k: Float[Array, "B S K H"],
     v: Float[Array, "B S K Hv"],
     where: Where,
-    sinks: Float[Array, " N"] | None = None,
+    extra: Extra = NOTHING,
 ) -> Float[Array, "B T N Hv"]:
     """Attention in memory that grows with T + S, forward and backward (Dao et al. 2022, algorithms 1 and 4).
 
     Raises:
       ValueError: an aligned call with T != S.
     """
-    return _forward(call, q, k, v, where, sinks)[0]
+    return _forward(call, q, k, v, where, extra)[0]
 
 
 def block_size(length: int, block: int) -> int:
@@ -67,18 +67,21 @@ def aligned_blocks(mask: Mask, length: int, block: int) -> Bool[np.ndarray, "blo
 
 
 class _Rows(NamedTuple):
-    """Positions and segments of one side's rows."""
+    """Positions, segments and orders of one side's rows."""
 
     positions: Int[Array, "blocks B rows"]
     segments: Int[Array, "blocks B rows"] | None
+    orders: Int[Array, "blocks B rows"] | None
 
 
 def _pairs(call: Call, q: _Rows, k: _Rows, lengths: tuple[int, int]) -> tuple[Int[Array, "pairs 2"], int | Array]:
     """Block pairs to visit, query-major, and how many of them; that number is known at trace time where it can be."""
     if call.aligned and lengths[0] != lengths[1]:
         raise ValueError(f"call.aligned=True: T, S = {lengths} differ, so query i and key i are not one token")
-    shown = aligned_blocks(call.mask, lengths[0], call.block) if call.aligned else True
-    if call.aligned and q.segments is None and not call.mask.sinks:
+    # Row indices don't bound who comes later where orders say it.
+    aligned = call.aligned and q.orders is None
+    shown = aligned_blocks(call.mask, lengths[0], call.block) if aligned else True
+    if aligned and q.segments is None and not call.mask.sinks:
         pairs = np.argwhere(shown).astype(np.int32)
         return jnp.asarray(pairs), len(pairs)
     shown = shown & _bounded_blocks(call.mask, q, k)
@@ -91,7 +94,11 @@ def _bounded_blocks(mask: Mask, q: _Rows, k: _Rows) -> Bool[Array, "q_blocks k_b
     q_low, q_high = (x[:, None] for x in _bounds(q.positions, q.positions >= 0))
     k_low, k_high = _bounds(k.positions, k.positions >= 0)
     shown = (q_low <= q_high) & (k_low <= k_high)
-    if mask.causal:
+    if mask.causal and q.orders is not None and k.orders is not None:
+        low, _ = _bounds(k.orders, k.positions >= 0)
+        _, high = _bounds(q.orders, q.positions >= 0)
+        shown &= low <= high[:, None]
+    elif mask.causal:
         shown &= k_low <= q_high
     if mask.window is not None:
         near = (q_low - k_high < mask.window) & (k_low - q_high < mask.window)
@@ -117,8 +124,9 @@ def _cut(x: Array, block: int, fill: int = 0) -> Array:
     return jnp.moveaxis(x.reshape(batch, -1, size, *rest), 1, 0)
 
 
-def _cut_rows(positions: Array, segments: Array | None, block: int) -> _Rows:
-    return _Rows(_cut(positions, block, fill=-1), None if segments is None else _cut(segments, block))
+def _cut_rows(positions: Array, segments: Array | None, orders: Array | None, block: int) -> _Rows:
+    segments, orders = (None if x is None else _cut(x, block) for x in (segments, orders))
+    return _Rows(_cut(positions, block, fill=-1), segments, orders)
 
 
 def _cut_heads(x: Float[Array, "B T N H"], block: int, kv_heads: int) -> Float[Array, "blocks B K G rows H"]:
@@ -145,13 +153,17 @@ def _dot(equation: str, a: Array, b: Array) -> Array:
     return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)
 
 
-def _capped_scores(call: Call, q: Float[Array, "B K G q H"], k: Float[Array, "B K s H"]) -> Array:
+def _capped_scores(
+    call: Call, q: Float[Array, "B K G q H"], k: Float[Array, "B K s H"], bias: Float[Array, "B N q s"] | None
+) -> Float[Array, "B K G q s"]:
     scores = _dot("bkgqh,bksh->bkgqs", q, k) * call.scale
+    if bias is not None:
+        scores += bias.reshape(scores.shape)
     return scores if call.softcap is None else call.softcap * jnp.tanh(scores / call.softcap)
 
 
 def _hide(mask: Mask, scores: Float[Array, "B K G q s"], q: _Rows, k: _Rows) -> Float[Array, "B K G q s"]:
-    seen = visible(mask, q.positions, k.positions, q.segments, k.segments)
+    seen = Where(q.positions, k.positions, q.segments, k.segments, q.orders, k.orders).visible(mask)
     return jnp.where(seen[:, None, None], scores, MASKED)
 
 
@@ -167,16 +179,24 @@ class _Blocks(NamedTuple):
     count: int | Array
 
 
+def _buckets(call: Call, q: _Rows, k: _Rows) -> Int[Array, "B q s"] | None:
+    return None if call.relative is None else relative_bias.buckets(call.relative, q.positions, k.positions)
+
+
+def _bias(table: Float[Array, "R N"] | None, bucket: Int[Array, "B q s"] | None) -> Float[Array, "B N q s"] | None:
+    return None if bucket is None else relative_bias.bias(table, bucket)
+
+
 def _blocks(call: Call, q: Array, k: Array, v: Array, where: Where) -> _Blocks:
     kv_heads = k.shape[2]
-    q_rows = _cut_rows(where.q_positions, where.q_segments, call.block)
-    k_rows = _cut_rows(where.k_positions, where.k_segments, call.block)
+    q_rows = _cut_rows(where.q_positions, where.q_segments, where.q_orders, call.block)
+    k_rows = _cut_rows(where.k_positions, where.k_segments, where.k_orders, call.block)
     pairs, count = _pairs(call, q_rows, k_rows, (q.shape[1], k.shape[1]))
     k, v = (_cut_heads(x, call.block, kv_heads)[:, :, :, 0] for x in (k, v))
     return _Blocks(_cut_heads(q, call.block, kv_heads), k, v, q_rows, k_rows, pairs, count)
 
 
-def _forward(call: Call, q: Array, k: Array, v: Array, where: Where, sinks: Array | None) -> tuple[Array, Array]:
+def _forward(call: Call, q: Array, k: Array, v: Array, where: Where, extra: Extra) -> tuple[Array, Array]:
     """The output [B, T, N, Hv] and every query's log of the softmax denominator [blocks, B, K, G, q]."""
     x = _blocks(call, q, k, v, where)
 
@@ -184,8 +204,9 @@ def _forward(call: Call, q: Array, k: Array, v: Array, where: Where, sinks: Arra
         i, j = x.pairs[n]
         # Without the barrier XLA reads the old maximum after it wrote the new one, and so copies all of it each step.
         acc, top, total = jax.lax.optimization_barrier(_take(carry, i))
-        scores = _capped_scores(call, _take(x.q, i), _take(x.k, j))
-        scores = _hide(call.mask, scores, _take(x.q_rows, i), _take(x.k_rows, j))
+        q_rows, k_rows = _take(x.q_rows, i), _take(x.k_rows, j)
+        bias = _bias(extra.bias, _buckets(call, q_rows, k_rows))
+        scores = _hide(call.mask, _capped_scores(call, _take(x.q, i), _take(x.k, j), bias), q_rows, k_rows)
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
         weights, fade = jnp.exp(scores - new_top[..., None]), jnp.exp(top - new_top)
         total = total * fade + jnp.sum(weights, axis=-1)
@@ -194,8 +215,8 @@ def _forward(call: Call, q: Array, k: Array, v: Array, where: Where, sinks: Arra
 
     acc = jnp.zeros((*x.q.shape[:-1], v.shape[-1]), jnp.float32)
     top, total = jnp.full(acc.shape[:-1], LOWEST, acc.dtype), jnp.zeros(acc.shape[:-1], acc.dtype)
-    if sinks is not None:  # a key of value 0
-        top, total = jnp.broadcast_to(_by_group(sinks, k.shape[2]), top.shape), jnp.ones_like(total)
+    if extra.sinks is not None:  # a key of value 0
+        top, total = jnp.broadcast_to(_by_group(extra.sinks, k.shape[2]), top.shape), jnp.ones_like(total)
     acc, top, total = jax.lax.fori_loop(0, x.count, step, (acc, top, total))
     blind = total == 0
     total = jnp.where(blind, 1, total)
@@ -207,13 +228,13 @@ def _by_group(sinks: Float[Array, " N"], kv_heads: int) -> Float[Array, "K G 1"]
     return sinks.astype(jnp.float32).reshape(kv_heads, -1, 1)
 
 
-def _save(call: Call, q: Array, k: Array, v: Array, where: Where, sinks: Array | None):
-    out, log_total = _forward(call, q, k, v, where, sinks)
-    return out, (q, k, v, where, sinks, out, log_total)
+def _save(call: Call, q: Array, k: Array, v: Array, where: Where, extra: Extra):
+    out, log_total = _forward(call, q, k, v, where, extra)
+    return out, (q, k, v, where, extra, out, log_total)
 
 
 def _backward(call: Call, saved, d_out: Array):
-    q, k, v, where, sinks, out, log_total = saved
+    q, k, v, where, extra, out, log_total = saved
     x = _blocks(call, q, k, v, where)
     kv_heads, float32 = k.shape[2], jnp.float32
     d_outs, outs = (_cut_heads(a, call.block, kv_heads) for a in (d_out, out))
@@ -223,28 +244,44 @@ def _backward(call: Call, saved, d_out: Array):
         i, j = x.pairs[n]
         q, d_out = _take((x.q, d_outs), i)
         k, v = _take((x.k, x.v), j)
-        capped = _capped_scores(call, q, k)
-        scores = _hide(call.mask, capped, _take(x.q_rows, i), _take(x.k_rows, j))
+        q_rows, k_rows = _take(x.q_rows, i), _take(x.k_rows, j)
+        bucket = _buckets(call, q_rows, k_rows)
+        capped = _capped_scores(call, q, k, _bias(extra.bias, bucket))
+        scores = _hide(call.mask, capped, q_rows, k_rows)
         weights = jnp.exp(scores - _take(log_total, i)[..., None])
         d_scores = weights * (_dot("bkgqh,bksh->bkgqs", d_out, v) - _take(delta, i)[..., None])
         if call.softcap is not None:
             d_scores *= 1 - jnp.square(capped / call.softcap)
+        d_bias = None if bucket is None else _bias_gradient(call, d_scores, bucket)
         d_scores = d_scores.astype(q.dtype)
         dq = _dot("bkgqs,bksh->bkgqh", d_scores, k)
         dk = _dot("bkgqs,bkgqh->bksh", d_scores, q)
         dv = _dot("bkgqs,bkgqh->bksh", weights.astype(d_out.dtype), d_out)
-        return tuple(_put(a, at, _take(a, at) + d) for a, at, d in zip(carry, (i, j, j), (dq, dk, dv), strict=True))
+        sums, d_table = carry
+        sums = tuple(_put(a, at, _take(a, at) + d) for a, at, d in zip(sums, (i, j, j), (dq, dk, dv), strict=True))
+        return sums, None if bucket is None else d_table + d_bias
 
     zeros = tuple(jnp.zeros(a.shape, float32) for a in (x.q, x.k, x.v))
-    dq, dk, dv = jax.lax.fori_loop(0, x.count, step, zeros)
+    d_table = None if extra.bias is None else jnp.zeros(extra.bias.shape, float32)
+    (dq, dk, dv), d_table = jax.lax.fori_loop(0, x.count, step, (zeros, d_table))
     dq = _join_heads(dq * call.scale, q.shape[1]).astype(q.dtype)
     dk = _join_heads(dk[:, :, :, None] * call.scale, k.shape[1]).astype(k.dtype)
     dv = _join_heads(dv[:, :, :, None], k.shape[1]).astype(v.dtype)
+    d_bias = None if d_table is None else d_table.astype(extra.bias.dtype)
+    return dq, dk, dv, None, Extra(_sinks_gradient(extra.sinks, kv_heads, log_total, delta), d_bias)
+
+
+def _bias_gradient(call: Call, d_scores: Float[Array, "B K G q s"], bucket: Int[Array, "B q s"]) -> Float[Array, "R N"]:
+    batch, kv_heads, group, rows, keys = d_scores.shape
+    d_scores = d_scores.reshape(batch, kv_heads * group, rows, keys)
+    return relative_bias.bias_gradient(d_scores, bucket, call.relative.num_buckets)
+
+
+def _sinks_gradient(sinks: Float[Array, " N"] | None, kv_heads: int, log_total: Array, delta: Array) -> Array | None:
     if sinks is None:
-        return dq, dk, dv, None, None
+        return None
     sink_weights = jnp.exp(_by_group(sinks, kv_heads) - log_total)
-    d_sinks = -jnp.sum(sink_weights * delta, axis=(0, 1, 4)).reshape(sinks.shape)
-    return dq, dk, dv, None, d_sinks.astype(sinks.dtype)
+    return -jnp.sum(sink_weights * delta, axis=(0, 1, 4)).reshape(sinks.shape).astype(sinks.dtype)
 
 
 attend.defvjp(_save, _backward)
