@@ -34,7 +34,7 @@ of the slots, 4 bytes each, are not counted.
 def allocated(model: spec.Model, length: int, dtype: str) -> int:
     """Bytes of the keys and values of one row, and their scales."""
     held = jax.eval_shape(lambda: cache.init(model.decoder, 1, length, dtype))
-    layers = [dataclasses.replace(layer, positions=None) for layer in (*held.head, *held.body, *held.tail)]
+    layers = [dataclasses.replace(layer.mixer, positions=None) for layer in (*held.head, *held.body, *held.tail)]
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(layers))
 
 

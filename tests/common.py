@@ -10,6 +10,7 @@ import numpy as np
 
 from transformer import families, spec
 from transformer.nn import initial
+from transformer.nn.context import Source
 from transformer.nn.model import Transformer
 from transformer.settings import Compute
 
@@ -44,7 +45,7 @@ def model(family: str, **compute: Any) -> Transformer:
 def params(family: str) -> Any:
     """Random parameters of the tiny model: no bias, sink or norm scale is left at zero or one."""
     rng, built = np.random.default_rng(0), tiny_spec(family)
-    one = 1 - built.decoder.layers[0].norm.offset
+    one = 1 - built.trunk.layers[0].norm.offset
 
     def draw(path, leaf):
         noise = rng.standard_normal(leaf.shape).astype(np.float32)
@@ -84,7 +85,17 @@ def hidden_widths(ffn) -> set[int]:
 
 def routes(family: str) -> bool:
     """True where some layer is a mixture of experts."""
-    return any(isinstance(block.ffn, spec.MoE) for block in tiny_spec(family).decoder.layers)
+    return any(isinstance(block.ffn, spec.MoE) for block in tiny_spec(family).layers)
+
+
+def reads_source(family: str) -> bool:
+    """True where a decoder looks at what an encoder made of another text."""
+    return tiny_spec(family).trunk.crosses
+
+
+# Those that generate from a text alone, and those of all shapes with a decoder.
+DECODERS = [family for family in FAMILIES if tiny_spec(family).encoder is None]
+GENERATORS = [family for family in FAMILIES if tiny_spec(family).decoder is not None]
 
 
 def random_tokens(family: str, rows: int, length: int = LENGTH, seed: int = 0) -> np.ndarray:
@@ -93,27 +104,46 @@ def random_tokens(family: str, rows: int, length: int = LENGTH, seed: int = 0) -
 
 
 class Batch(NamedTuple):
-    """Arguments of `token_losses`, [B, T] each or None, and the weight of every token's loss."""
+    """Arguments of `token_losses`, [B, T] each or None, and the weight of every token's loss.
+
+    `source` is there where the model reads one: documents of other lengths under the same segment ids.
+    """
 
     tokens: np.ndarray
     targets: np.ndarray
     weights: np.ndarray
     positions: np.ndarray | None = None
     segment_ids: np.ndarray | None = None
+    source: Source | None = None
+
+    @property
+    def options(self) -> dict[str, Source]:
+        """Keyword arguments of a model's methods."""
+        return {} if self.source is None else {"source": self.source}
 
 
-@functools.cache
-def packed_batch(family: str, rows: int = 8, length: int = LENGTH) -> Batch:
-    """Rows of two to three documents of random lengths beyond the window, and padding at the end."""
-    rng = np.random.default_rng(7)
+def random_segments(rng: np.random.Generator, rows: int, length: int) -> np.ndarray:
+    """Ids of two to three documents a row, of random lengths beyond the window, and padding at the end."""
     segments = np.zeros((rows, length), np.int32)
     for row in segments:
         cuts = np.cumsum(rng.integers(10, 16, size=3))
         for i, (start, stop) in enumerate(zip((0, *cuts), (*cuts, length - 2), strict=False)):
             row[start : min(stop, length - 2)] = i + 1
+    return segments
+
+
+@functools.cache
+def packed_batch(family: str, rows: int = 8, length: int = LENGTH) -> Batch:
+    """Rows of packed documents (`random_segments`), and of what they are made from where the model reads that."""
+    rng = np.random.default_rng(7)
+    segments = random_segments(rng, rows, length)
+    source = None
+    if reads_source(family):
+        lengths = random_segments(rng, rows, length + 8)
+        source = Source(random_tokens(family, rows, length + 8, seed=2), None, lengths)
     tokens = random_tokens(family, rows, length)
     targets = random_tokens(family, rows, length, seed=1)
-    return Batch(tokens, targets, (segments > 0).astype(np.float32), None, segments)
+    return Batch(tokens, targets, (segments > 0).astype(np.float32), None, segments, source)
 
 
 class Result(NamedTuple):
@@ -128,8 +158,9 @@ def objective(net: Transformer):
     """The jitted (params, batch) -> Result of a model."""
 
     def total(values, batch: Batch):
+        places = batch.positions, batch.segment_ids
         losses = net.apply(
-            {"params": values}, batch.tokens, batch.targets, batch.positions, batch.segment_ids, method="token_losses"
+            {"params": values}, batch.tokens, batch.targets, *places, **batch.options, method="token_losses"
         )
         losses = losses * batch.weights
         return losses.sum(), losses
@@ -167,6 +198,11 @@ def assert_same_gradients(got: Any, want: Any, rtol: float = 2e-4, atol: float =
         assert worst <= limit, f"gradient of {jax.tree_util.keystr(path)}: differs by {worst:.1e}, limit {limit:.1e}"
 
     jax.tree.map_with_path(compare, got, want)
+
+
+def all_layers(built: spec.Model, tree: Any) -> list[Any]:
+    """`layers` of every stack of a model, from a tree with a subtree for each."""
+    return [layer for name, stack in built.stacks.items() for layer in layers(stack, tree[name])]
 
 
 def layers(stack: Any, tree: Any) -> list[Any]:

@@ -45,7 +45,8 @@ def test_size_builds_and_every_axis_has_a_name(family, size):
 def test_axis_names_are_those_of_their_sizes(family):
     """A name on the wrong dimension would shard just as legally, and slower."""
     built = common.tiny_spec(family)
-    blocks, positions = built.decoder.layers, built.embedding.positions
+    blocks, embedding = built.layers, built.embedding
+    relative = [stack.relative_bias for stack in built.stacks.values() if stack.relative_bias]
     sizes = {
         axes.VOCAB: {built.vocab_size},
         # Multi-token prediction projects two vectors at once.
@@ -60,8 +61,11 @@ def test_axis_names_are_those_of_their_sizes(family):
         axes.ROUTES: {getattr(b.ffn, "num_experts", None) for b in blocks},
         axes.LATENT: {rank for b in blocks for rank in common.ranks(b.mixer)},
         axes.LATENT_OUT: {rank for b in blocks for rank in common.ranks(b.mixer, out=True)},
-        axes.LAYERS: {built.decoder.repeats},
-        axes.POSITION: {getattr(positions, "max_length", None)},
+        axes.LAYERS: {stack.repeats for stack in built.stacks.values()},
+        axes.POSITION: {getattr(embedding.positions, "max_length", None)},
+        axes.BUCKETS: {bias.num_buckets for bias, _ in relative},
+        axes.TYPES: {embedding.token_types},
+        axes.CLASSES: {built.pooler.classes if built.pooler else None},
         axes.NORM: {built.d_model, *(dim for b in blocks for dim in common.normed(b.mixer))},
     }
     for path, box in boxes(abstract(family, "tiny")):
@@ -140,13 +144,13 @@ def test_tiny_size_keeps_the_mechanisms_of_the_published_ones(family):
 
     def traits(size: str) -> set[str]:
         built = common.build_spec(family, size)
-        mixers = [b.mixer for b in built.decoder.layers]
+        mixers = [b.mixer for b in built.layers]
         found = {f"mask {m.mask.causal} {m.mask.window is not None}" for m in mixers}
         found |= {f"rope {type(m.rope.scaling).__name__}" for m in mixers if m.rope and m.rope.scaling}
         return (
             found
-            | {f"head {built.head.bias} {built.head.softcap is not None}"}
-            | {b.placement for b in built.decoder.layers}
+            | {f"head {built.head.bias} {built.head.softcap is not None} {built.head.scale is not None}"}
+            | {b.placement for b in built.layers}
         )
 
     for size in common.page(family).SIZES:

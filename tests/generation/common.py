@@ -15,7 +15,7 @@ NEW = 24
 # Guesses of a draft a pass, and a family without and with a module of its own to guess.
 GUESSES = 3
 PLAIN = "llama3"
-WITH_MODULE = next(family for family in common.FAMILIES if common.tiny_spec(family).mtp)
+WITH_MODULE = next(family for family in common.DECODERS if common.tiny_spec(family).mtp)
 # Prompts and what follows them.
 TOTAL = max(LENGTHS) + NEW
 

@@ -10,7 +10,7 @@ from tests import common
 from tests.generation.common import GREEDY, LENGTHS, NEW, TOTAL, assert_close, full_forward, generate, greedy, prompts
 from transformer.ops import cache as caches
 
-families = pytest.mark.parametrize("family", common.FAMILIES)
+families = pytest.mark.parametrize("family", common.DECODERS)
 # Tokens a call of the chunked prefill, padding included: more than a window.
 WIDTH = 12
 

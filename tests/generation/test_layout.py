@@ -11,7 +11,7 @@ from tests.generation.common import GREEDY, NEW, assert_close, generate, greedy,
 from transformer.generation.layout import quantize, unroll
 from transformer.ops import products
 
-families = pytest.mark.parametrize("family", common.FAMILIES)
+families = pytest.mark.parametrize("family", common.DECODERS)
 
 
 @families

@@ -69,7 +69,7 @@ def check(family: str, draft, **options) -> Statistics:
     return statistics
 
 
-@pytest.mark.parametrize("family", common.FAMILIES)
+@pytest.mark.parametrize("family", common.DECODERS)
 def test_greedy_is_plain_greedy(family):
     """Whatever the masks, the caches and the positions: prompts and answers are longer than the windows."""
     statistics = check(family, near(family))

@@ -1,4 +1,7 @@
-"""Law: a token depends on itself, on all tokens before it within reach, and exactly on no other."""
+"""Law: a token depends on itself, on all tokens within reach, before it and, in an encoder, behind it, and on no other.
+
+A decoder behind an encoder depends on all of the text that the encoder reads.
+"""
 
 import dataclasses
 
@@ -8,35 +11,42 @@ import numpy as np
 import pytest
 
 from tests import common
+from transformer.nn.context import Source
 from transformer.nn.model import Transformer
 from transformer.settings import Compute
 
-WINDOWED = [f for f in common.FAMILIES if any(b.mixer.mask.window for b in common.tiny_spec(f).decoder.layers)]
+WINDOWED = [f for f in common.FAMILIES if any(b.mixer.mask.window for b in common.tiny_spec(f).layers)]
 
 
-def influence(net: Transformer, params, length: int) -> np.ndarray:
-    """[T, T]: largest |d (a random mix of logits[t]) / d embedding[s]|."""
-    tokens = np.random.default_rng(1).permutation(net.spec.vocab_size)[None, :length].astype(np.int32)
+def influence(net: Transformer, params, length: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """[T, T] and [T, S]: largest |d (a random mix of logits[t]) / d embedding[s]| of tokens and of the source's."""
+    ids = np.random.default_rng(1).permutation(net.spec.vocab_size)[None].astype(np.int32)
+    tokens, source = ids[:, :length], ids[:, length : length + 10]
+    options = {"source": Source(source)} if net.spec.trunk.crosses else {}
     mix = np.random.default_rng(2).standard_normal(net.spec.vocab_size).astype(np.float32)
 
     def outputs(table):
         # The tokens differ, so that each position has its own row of the table; the head keeps the old table.
         moved = {**params, "embedding": {**params["embedding"], "token": table}}
-        x, _ = net.apply({"params": moved}, tokens, method="features")
+        x, _ = net.apply({"params": moved}, tokens, **options, method="features")
         return net.apply({"params": params}, x, method="logits")[0] @ mix
 
     table = jnp.asarray(params["embedding"]["token"])
-    return np.abs(jax.jit(jax.jacrev(outputs))(table))[:, tokens[0]].max(axis=-1)
+    found = np.abs(jax.jit(jax.jacrev(outputs))(table)).max(axis=-1)
+    return found[:, tokens[0]], found[:, source[0]] if options else None
 
 
 def check_reach(net: Transformer, params, length: int) -> None:
     """Influence is nonzero exactly where the windows of the layers, one after the other, lead."""
-    windows = [block.mixer.mask.window for block in net.spec.decoder.layers]
+    stack = net.spec.trunk
+    windows = [block.mixer.mask.window for block in stack.layers]
     reach = length if None in windows else sum(window - 1 for window in windows)
     behind = np.subtract.outer(np.arange(length), np.arange(length))
-    got = influence(net, params, length)
+    got, of_source = influence(net, params, length)
     assert np.isfinite(got).all()
-    np.testing.assert_array_equal(got != 0, (behind >= 0) & (behind <= reach))
+    ahead = stack.layers[0].mixer.mask.causal
+    np.testing.assert_array_equal(got != 0, (behind >= (0 if ahead else -reach)) & (behind <= reach))
+    assert of_source is None or (np.isfinite(of_source) & (of_source != 0)).all()
 
 
 @pytest.mark.parametrize("family", common.FAMILIES)
@@ -50,7 +60,7 @@ def test_gradient_flows_from_the_past_only(family):
 def test_receptive_field_of_windows_alone(family):
     """With every layer's window in force the model reaches back the sum of window - 1, and not a token further."""
     spec = common.tiny_spec(family)
-    window = next(b.mixer.mask.window for b in spec.decoder.layers if b.mixer.mask.window)
+    window = next(b.mixer.mask.window for b in spec.layers if b.mixer.mask.window)
 
     def narrow(blocks):
         return tuple(_with_window(b, window) for b in blocks)

@@ -1,5 +1,7 @@
 """Laws of execution: how a model runs changes neither a loss nor a gradient."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,7 +40,7 @@ def test_execution_changes_no_loss_and_no_gradient(family, way):
 
 def test_remat_takes_effect():
     """Temporary memory falls from none to dots to full."""
-    family = min(common.FAMILIES, key=lambda f: len(common.tiny_spec(f).decoder.layers))
+    family = min(common.FAMILIES, key=lambda f: len(common.tiny_spec(f).layers))
     memory = {}
     for remat in ("none", "dots", "full"):
         net = common.model(family, remat=remat)
@@ -49,7 +51,7 @@ def test_remat_takes_effect():
 
 def test_unroll_takes_effect():
     """Unrolled repeats leave no loop over layers."""
-    deep = max(common.FAMILIES, key=lambda f: common.tiny_spec(f).decoder.repeats)
+    deep = max(common.DECODERS, key=lambda f: common.tiny_spec(f).decoder.repeats)
     loops = {}
     for unroll in (1, 8):
         net = common.model(deep, unroll=unroll)
@@ -62,7 +64,8 @@ def test_unroll_takes_effect():
 def test_bfloat16_is_close_and_keeps_parameters_in_float32(family):
     net = common.model(family, dtype="bfloat16")
     batch = common.packed_batch(family)
-    x, _ = jax.eval_shape(lambda p: net.apply({"params": p}, batch.tokens, method="features"), common.params(family))
+    features = partial(net.apply, method="features", **batch.options)
+    x, _ = jax.eval_shape(lambda p: features({"params": p}, batch.tokens), common.params(family))
     assert x.dtype == jnp.bfloat16
     boxes = jax.tree.leaves(initial.abstract_params(net))
     assert {leaf.dtype for leaf in boxes} == {jnp.dtype("float32")}

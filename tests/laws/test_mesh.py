@@ -1,6 +1,7 @@
 """Law: any factorisation of the devices over the mesh gives one device's losses and gradients, or is refused."""
 
 import itertools
+from functools import partial
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from tests import common
 from transformer import sharding
 from transformer.nn import initial
+from transformer.nn.context import Source
 from transformer.nn.parameter import Named
 from transformer.ops import losses
 from transformer.settings import Mesh
@@ -23,7 +25,7 @@ SIZES = [s for s in itertools.product((1, 2, 4, 8), repeat=4) if np.prod(s) == 8
 def legal(family: str, sizes: Sizes) -> bool:
     """True where every dimension that the mesh splits divides."""
     spec = common.tiny_spec(family)
-    blocks = spec.decoder.layers
+    blocks = spec.layers
     heads = [n for b in blocks for n in (b.mixer.num_heads, getattr(b.mixer, "num_kv_heads", b.mixer.num_heads))]
     hidden = [width for b in blocks for width in common.hidden_widths(b.ffn)]
     embeds = [spec.d_model, *(rank for b in blocks for rank in common.ranks(b.mixer) if rank)]
@@ -51,7 +53,7 @@ def chosen(family: str, sizes: Sizes) -> bool:
 
 
 def case(family: str, sizes: Sizes):
-    corrected = any(isinstance(b.ffn, MoE) and b.ffn.router.correction for b in common.tiny_spec(family).decoder.layers)
+    corrected = any(isinstance(b.ffn, MoE) and b.ffn.router.correction for b in common.tiny_spec(family).layers)
     slow = common.routes(family) and sizes == WITH_EXPERTS and not corrected
     return pytest.param(
         (family, sizes), marks=[pytest.mark.slow] if slow else [], id="-".join(map(str, (family, *sizes)))
@@ -112,8 +114,9 @@ def test_meshes_that_do_not_divide_are_refused(family):
         mesh = mesh_of(sizes)
         with pytest.raises(ShardingError, match="can't be split"):
             initial.param_shardings(net, mesh)
+        source = {"source": Source(tokens)} if common.reads_source(family) else {}
         with jax.set_mesh(mesh), pytest.raises(ShardingError, match="can't be split"):
-            jax.eval_shape(net.apply, {"params": common.params(family)}, tokens)
+            jax.eval_shape(partial(net.apply, **source), {"params": common.params(family)}, tokens)
 
 
 def test_loss_walks_the_vocabulary_along_the_mesh(monkeypatch):

@@ -1,4 +1,7 @@
-"""Laws of rows: packing, padding and batch mates change no token's loss and no gradient."""
+"""Laws of rows: packing, padding and batch mates change no token's loss and no gradient.
+
+Where a model reads a source, each document has one of its own length, laid out and padded like it.
+"""
 
 import jax
 import numpy as np
@@ -6,14 +9,32 @@ import pytest
 
 from tests import common
 from tests.common import Batch
+from transformer.nn.context import Source
 
 SIZE = 13  # of a document: more than a tiny window
+SOURCE_SIZE = 11  # of its source
 ROWS, LENGTH = 8, common.LENGTH
 
 
 def documents(family: str) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and targets of three documents, [3, SIZE] each."""
     return common.random_tokens(family, 3, SIZE, seed=3), common.random_tokens(family, 3, SIZE, seed=4)
+
+
+def sources(family: str) -> np.ndarray:
+    """What each document is made from, [3, SOURCE_SIZE]."""
+    return common.random_tokens(family, 3, SOURCE_SIZE, seed=8)
+
+
+def lay_out_sources(family: str, places: list[tuple[int, int, int, int]]) -> Source | None:
+    """The sources in the rows of their documents, one column further left."""
+    if not common.reads_source(family):
+        return None
+    tokens, segments = common.random_tokens(family, ROWS, LENGTH, seed=9), np.zeros((ROWS, LENGTH), np.int32)
+    for row, column, document, segment in places:
+        where = row, slice(max(column - 1, 0), max(column - 1, 0) + SOURCE_SIZE)
+        tokens[where], segments[where] = sources(family)[document], segment
+    return Source(tokens, None, segments)
 
 
 def lay_out(family: str, places: list[tuple[int, int, int, int]]) -> Batch:
@@ -24,7 +45,7 @@ def lay_out(family: str, places: list[tuple[int, int, int, int]]) -> Batch:
         where = row, slice(column, column + SIZE)
         tokens[where], targets[where] = (part[document] for part in documents(family))
         segments[where], weights[where] = segment, 1
-    return Batch(tokens, targets, weights, None, segments)
+    return Batch(tokens, targets, weights, None, segments, lay_out_sources(family, places))
 
 
 @pytest.mark.parametrize("family", common.FAMILIES)
@@ -32,7 +53,9 @@ def test_packed_documents_equal_each_alone(family):
     """Loss of every token, and the gradient of the sum."""
     run = common.objective(common.model(family))
     tokens, targets = documents(family)
-    alone = jax.device_get(run(common.params(family), Batch(tokens, targets, np.ones(tokens.shape, np.float32))))
+    source = Source(sources(family)) if common.reads_source(family) else None
+    whole = Batch(tokens, targets, np.ones(tokens.shape, np.float32), source=source)
+    alone = jax.device_get(run(common.params(family), whole))
     # Ids are neither sorted nor consecutive, and padding lies before, between and after documents.
     places = [(0, 0, 0, 5), (0, SIZE, 1, 2), (1, 4, 2, 1)]
     packed = jax.device_get(run(common.params(family), lay_out(family, places)))
@@ -55,7 +78,20 @@ def padded(family: str, side: str, *, content: int = 0, mates: int = 1) -> Batch
     positions[0, here] = np.arange(size)
     weights = np.zeros(tokens.shape, np.float32)
     weights[0, here] = 1
-    return Batch(tokens, targets, weights, positions)
+    source = padded_source(family, side, content, mates) if common.reads_source(family) else None
+    return Batch(tokens, targets, weights, positions, source=source)
+
+
+def padded_source(family: str, side: str, content: int, mates: int) -> Source:
+    """The source of document A padded on one side, among rows of full length."""
+    size, tokens = 21, common.random_tokens(family, ROWS, LENGTH, seed=50 + mates)
+    tokens[0] = common.random_tokens(family, 1, LENGTH, seed=60 + content)[0]
+    start = 0 if side == "right" else LENGTH - size
+    positions = np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1))
+    positions[0] = -1
+    positions[0, start : start + size] = np.arange(size)
+    tokens[0, start : start + size] = common.random_tokens(family, 1, size, seed=70)[0]
+    return Source(tokens, positions)
 
 
 @pytest.mark.parametrize("family", common.FAMILIES)
@@ -74,4 +110,7 @@ def test_padding_and_batch_mates_change_nothing(family):
     common.assert_same(result(padded(family, "left")), want)
     # Padding said by segment 0 is padding said by position -1.
     by_segment = right._replace(positions=None, segment_ids=(right.positions >= 0).astype(np.int32))
+    if right.source is not None:
+        segments = (right.source.positions >= 0).astype(np.int32)
+        by_segment = by_segment._replace(source=Source(right.source.tokens, None, segments))
     common.assert_same(result(by_segment), want)

@@ -1,5 +1,7 @@
 """Initial parameters: their scale, their names, and that a mesh changes where they lie and not what they are."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -12,8 +14,8 @@ from transformer.settings import Mesh
 from transformer.sharding import ShardingError
 
 # The one that compiles fastest.
-PLAIN = [f for f in common.FAMILIES if type(common.tiny_spec(f).decoder.layers[0].ffn) is spec.FeedForward]
-FAMILY = min(PLAIN, key=lambda family: len(set(common.tiny_spec(family).decoder.layers)))
+PLAIN = [f for f in common.DECODERS if type(common.tiny_spec(f).layers[0].ffn) is spec.FeedForward]
+FAMILY = min(PLAIN, key=lambda family: len(set(common.tiny_spec(family).layers)))
 
 
 def test_scale_of_the_initial_parameters():
@@ -22,7 +24,7 @@ def test_scale_of_the_initial_parameters():
     Truncation at two deviations takes 12 % off all but the tables.
     """
     net = common.model(FAMILY)
-    depth, first = net.spec.decoder.num_layers, net.spec.decoder.layers[0]
+    depth, first = net.spec.decoder.num_layers, net.spec.layers[0]
     params = jax.device_get(initial.params(net, seed=0))
     block = jax.tree.map(lambda x: x[0], params["decoder"]["body"]["block_0"])
     gain = (2 * depth) ** -0.5
@@ -43,8 +45,9 @@ def test_scale_of_the_initial_parameters():
 @pytest.mark.parametrize("family", common.FAMILIES)
 def test_initial_model_predicts_almost_uniformly(family):
     net = common.model(family)
-    tokens, targets = common.packed_batch(family)[:2]
-    losses = jax.jit(lambda p: net.apply({"params": p}, tokens, targets, method="token_losses"))(initial.params(net, 0))
+    batch = common.packed_batch(family)
+    nats = partial(net.apply, method="token_losses", **batch.options)
+    losses = jax.jit(lambda p: nats({"params": p}, batch.tokens, batch.targets))(initial.params(net, 0))
     assert np.mean(losses) == pytest.approx(np.log(net.spec.vocab_size), abs=0.7)
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from transformer.ops.attention import BODIES, REFUSALS, Call, Where, attend
-from transformer.spec import Mask
+from transformer.ops.attention import BODIES, REFUSALS, Call, Extra, Where, attend
+from transformer.spec import Mask, RelativeBias
 
 BODY = pytest.mark.parametrize("body", BODIES)
 MASKS = {
@@ -21,29 +21,39 @@ MASKS = {
     "causal": Mask(causal=True),
     "window": Mask(causal=True, window=5),
 }
-# Query heads, kv heads, softcap, sinks, v dim (q and k have 8).
+ONE_WAY = RelativeBias(num_buckets=6, max_distance=12, bidirectional=False)
+BOTH_WAYS = RelativeBias(num_buckets=8, max_distance=12, bidirectional=True)
+# Query heads, kv heads, softcap, sinks, v dim (q and k have 8), relative bias.
 HEADS = {
-    "mha": (3, 3, None, False, 8),
-    "gqa-softcap": (4, 2, 1.5, False, 8),
-    "mqa-sinks": (3, 1, None, True, 5),
-    "gqa-softcap-sinks": (4, 2, 1.5, True, 12),
+    "mha": (3, 3, None, False, 8, None),
+    "gqa-softcap": (4, 2, 1.5, False, 8, None),
+    "mqa-sinks": (3, 1, None, True, 5, None),
+    "gqa-softcap-sinks-bias": (4, 2, 1.5, True, 12, ONE_WAY),
+    "mha-bias": (2, 2, None, False, 8, BOTH_WAYS),
 }
-LAYOUTS = ("plain", "packed", "left-padded", "ring")
+LAYOUTS = ("plain", "packed", "left-padded", "prefix", "ring")
 # Every mask meets every layout, and every kind of heads meets every mask and every layout.
 CASES = [
     (mask, layout, list(HEADS)[(i + j) % len(HEADS)], 8)
     for i, mask in enumerate(MASKS)
     for j, layout in enumerate(LAYOUTS)
 ]
-CASES += [("window", "decode", "gqa-softcap-sinks", 8), *(("window", "plain", "mha", block) for block in (1, 5, 64))]
+CASES += [
+    ("window", "decode", "gqa-softcap-sinks-bias", 8),
+    *(("window", "plain", "mha", block) for block in (1, 5, 64)),
+]
 
 
-def formula(call, q, k, v, where, sinks, d_out):
-    """softmax(softcap(scale · q kᵀ) + mask) v and the gradients of sum(out · d_out), dense, in float64 NumPy."""
+def formula(call, q, k, v, where, extra, d_out):
+    """softmax(softcap(scale · q kᵀ + bias) + mask) v and the gradients of sum(out · d_out), dense, in float64 NumPy."""
+    sinks, table = extra.sinks, extra.bias
     q, k, v, d_out = (np.asarray(x, np.float64) for x in (q, k, v, d_out))
     group = q.shape[2] // k.shape[2]
     keys, values = (np.repeat(x, group, axis=2) for x in (k, v))
     capped = call.scale * np.einsum("btnh,bsnh->bnts", q, keys)
+    if table is not None:
+        bucket = dense_buckets(call.relative, where)
+        capped += np.moveaxis(np.asarray(table, np.float64)[bucket], -1, 1)
     if call.softcap:
         capped = call.softcap * np.tanh(capped / call.softcap)
     seen = dense_mask(call.mask, where)[:, None]
@@ -61,6 +71,10 @@ def formula(call, q, k, v, where, sinks, d_out):
     if call.softcap:
         d_scores = d_scores * (1 - (capped / call.softcap) ** 2)
 
+    d_table = None
+    if table is not None:
+        d_table = np.stack([(d_scores * (bucket == r)[:, None]).sum((0, 2, 3)) for r in range(len(table))])
+
     def by_kv_head(x):
         return x.reshape(*k.shape[:3], group, -1).sum(3)
 
@@ -68,15 +82,36 @@ def formula(call, q, k, v, where, sinks, d_out):
         call.scale * np.einsum("bnts,bsnh->btnh", d_scores, keys),
         call.scale * by_kv_head(np.einsum("bnts,btnh->bsnh", d_scores, q)),
         by_kv_head(np.einsum("bnts,btnh->bsnh", weights, d_out)),
-        None if sinks is None else d_sinks,
+        Extra(None if sinks is None else d_sinks, d_table),
     )
+
+
+def dense_buckets(relative, where):
+    """T5's buckets, distance by distance in float64 (no distance here lies at an edge that rounding moves)."""
+    q, k = np.asarray(where.q_positions)[:, :, None], np.asarray(where.k_positions)[:, None, :]
+
+    @np.vectorize
+    def bucket(ahead):
+        count = relative.num_buckets // (1 + relative.bidirectional)
+        first = count if relative.bidirectional and ahead > 0 else 0
+        distance = abs(ahead) if relative.bidirectional else max(-ahead, 0)
+        exact = count // 2
+        if distance < exact:
+            return first + distance
+        steps = np.log(distance / exact) / np.log(relative.max_distance / exact) * (count - exact)
+        return first + min(exact + int(steps), count - 1)
+
+    return bucket(k - q)
 
 
 def dense_mask(mask, where):
     q, k = np.asarray(where.q_positions)[:, :, None], np.asarray(where.k_positions)[:, None, :]
     ahead = k - q
     reach = np.inf if mask.window is None else mask.window - 1
-    seen = (q >= 0) & (k >= 0) & (ahead >= -reach) & (ahead <= (0 if mask.causal else reach))
+    later = ahead > 0
+    if where.q_orders is not None:
+        later = np.asarray(where.k_orders)[:, None, :] > np.asarray(where.q_orders)[:, :, None]
+    seen = (q >= 0) & (k >= 0) & (abs(ahead) <= reach) & ~(mask.causal & later)
     if where.q_segments is not None:
         seen &= np.asarray(where.q_segments)[:, :, None] == np.asarray(where.k_segments)[:, None, :]
     return seen
@@ -98,6 +133,13 @@ def layout_of(name, batch=2) -> tuple[Where, bool]:
         positions = np.stack([np.arange(21) - 13, np.arange(21) - 2])
         positions = jnp.asarray(np.where(positions < 0, -1, positions), jnp.int32)
         return Where(positions, positions), True
+    if name == "prefix":
+        # Two documents of which the first 11 and 5 tokens see each other.
+        segments = np.repeat([1, 2], [23, 14])
+        positions = np.concatenate([np.arange(23), np.arange(14)])
+        orders = rows(np.maximum(positions, np.where(segments == 1, 10, 4)))
+        positions, segments = rows(positions), rows(segments)
+        return Where(positions, positions, segments, segments, orders, orders), True
     # A cache of 27 slots, written round and round up to position 40, a few slots of it still empty.
     slots = np.array([max(p for p in range(41) if p % 27 == slot) for slot in range(27)])
     slots[[3, 20, 21]] = -1
@@ -105,23 +147,26 @@ def layout_of(name, batch=2) -> tuple[Where, bool]:
 
 
 def draw(heads, where, dtype=jnp.float32, seed=0):
-    """q, k, v, sinks and a cotangent."""
-    num_heads, kv_heads, _, sinks, v_dim = HEADS[heads]
+    """q, k, v, the learned terms and a cotangent."""
+    num_heads, kv_heads, _, sinks, v_dim, relative = HEADS[heads]
     (batch, queries), keys = where.q_positions.shape, where.k_positions.shape[1]
     shapes = [(queries, num_heads, 8), (keys, kv_heads, 8), (keys, kv_heads, v_dim), (queries, num_heads, v_dim)]
     rng = np.random.default_rng(seed)
     q, k, v, d_out = (jnp.asarray(rng.standard_normal((batch, *shape)), dtype) for shape in shapes)
-    return q, k, v, jnp.asarray(rng.standard_normal(num_heads), jnp.float32) if sinks else None, d_out
+    sinks = jnp.asarray(rng.standard_normal(num_heads), jnp.float32) if sinks else None
+    table = relative and jnp.asarray(rng.standard_normal((relative.num_buckets, num_heads)), jnp.float32)
+    return q, k, v, Extra(sinks, table), d_out
 
 
 def call_of(mask, heads, aligned, block=8):
-    return Call(mask=MASKS[mask], scale=0.4, softcap=HEADS[heads][2], aligned=aligned, block=block)
+    _, _, softcap, _, _, relative = HEADS[heads]
+    return Call(mask=MASKS[mask], scale=0.4, softcap=softcap, aligned=aligned, relative=relative, block=block)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def run(body, call, where, q, k, v, sinks, d_out):
-    """The output and the gradients of q, k, v and sinks."""
-    out, pull = jax.vjp(lambda q, k, v, sinks: attend(body, call, q, k, v, where, sinks), q, k, v, sinks)
+def run(body, call, where, q, k, v, extra, d_out):
+    """The output and the gradients of q, k, v and the learned terms."""
+    out, pull = jax.vjp(lambda q, k, v, extra: attend(body, call, q, k, v, where, extra), q, k, v, extra)
     return out, pull(d_out)
 
 
@@ -136,32 +181,32 @@ def assert_close(actual, expected, tolerance):
     assert error <= tolerance * np.max(np.abs(expected), initial=0), f"error {error:.2e}"
 
 
-def check(body, call, where, q, k, v, sinks, d_out, forward, backward):
-    out, grads = run(body, call, where, q, k, v, sinks, d_out)
-    expected, expected_grads = formula(call, q, k, v, where, sinks, d_out)
+def check(body, call, where, q, k, v, extra, d_out, forward, backward):
+    out, grads = run(body, call, where, q, k, v, extra, d_out)
+    expected, expected_grads = formula(call, q, k, v, where, extra, d_out)
     assert out.dtype == q.dtype
     assert_close(out, expected, forward)
-    for actual, wanted, x in zip(grads, expected_grads, (q, k, v, sinks), strict=True):
-        if x is not None:
-            assert actual.dtype == x.dtype
-            assert_close(actual, wanted, backward)
+    for actual, wanted, x in zip(*map(jax.tree.leaves, (grads, expected_grads, (q, k, v, extra))), strict=True):
+        assert actual.dtype == x.dtype
+        assert_close(actual, wanted, backward)
 
 
 @pytest.mark.parametrize("heads", HEADS)
 def test_formula_has_the_gradients_of_its_output(heads):
     where, _ = layout_of("ring")
     call = call_of("window", heads, aligned=False)
-    *inputs, d_out = (None if x is None else np.asarray(x, np.float64) for x in draw(heads, where))
+    *inputs, d_out = jax.tree.map(lambda x: np.asarray(x, np.float64), draw(heads, where))
+    leaves, structure = jax.tree.flatten(inputs)
 
-    def value(q, k, v, sinks):
-        return (formula(call, q, k, v, where, sinks, d_out)[0] * d_out).sum()
+    def value(leaves):
+        q, k, v, extra = jax.tree.unflatten(structure, leaves)
+        return (formula(call, q, k, v, where, extra, d_out)[0] * d_out).sum()
 
     _, grads = formula(call, *inputs[:3], where, inputs[3], d_out)
-    for i, (x, grad) in enumerate(zip(inputs, grads, strict=True)):
-        if x is not None:
-            step = 1e-5 * np.random.default_rng(i).standard_normal(x.shape)
-            up, down = (value(*inputs[:i], x + sign * step, *inputs[i + 1 :]) for sign in (1, -1))
-            np.testing.assert_allclose((up - down) / 2, (grad * step).sum(), rtol=1e-6)
+    for i, (x, grad) in enumerate(zip(leaves, jax.tree.leaves(grads), strict=True)):
+        step = 1e-5 * np.random.default_rng(i).standard_normal(x.shape)
+        up, down = (value([*leaves[:i], x + sign * step, *leaves[i + 1 :]]) for sign in (1, -1))
+        np.testing.assert_allclose((up - down) / 2, (grad * step).sum(), rtol=1e-6)
 
 
 @BODY
@@ -174,7 +219,7 @@ def test_formula(body, mask, layout, heads, block):
 
 
 @BODY
-@pytest.mark.parametrize(("layout", "heads"), [("plain", "gqa-softcap-sinks"), ("ring", "mha")])
+@pytest.mark.parametrize(("layout", "heads"), [("plain", "gqa-softcap-sinks-bias"), ("ring", "mha")])
 def test_formula_in_bfloat16(body, layout, heads):
     where, aligned = layout_of(layout)
     call = call_of("window", heads, aligned)
@@ -190,7 +235,7 @@ def numbers(low, high, length):
 def anywhere(queries, keys):
     """Unordered positions, empty slots and segments."""
     positions, segments = partial(numbers, -2, 25), partial(numbers, 0, 1)
-    return st.builds(Where, positions(queries), positions(keys), segments(queries), segments(keys))
+    return st.builds(Where, *(draw(length) for draw in (positions, segments, positions) for length in (queries, keys)))
 
 
 @BODY
@@ -198,6 +243,7 @@ def anywhere(queries, keys):
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(where=anywhere(10, 19), seed=st.integers(0, 9))
 def test_formula_at_any_positions(body, mask, block, where, seed):
+    """Orders, too."""
     call = call_of(mask, "mqa-sinks", aligned=False, block=block)
     serve(body, call)
     check(body, call, where, *draw("mqa-sinks", where, seed=seed), forward=1e-6, backward=2e-6)
@@ -243,15 +289,17 @@ def test_layers_in_a_scan_with_remat(body, layout):
 @pytest.mark.parametrize("layout", ["plain", "ring"])
 def test_batch_and_heads_on_a_mesh(body, layout):
     where, aligned = layout_of(layout, batch=4)
-    call = call_of("window", "gqa-softcap-sinks", aligned)
+    call = call_of("window", "gqa-softcap-sinks-bias", aligned)
     serve(body, call)
     mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
     by_head = PartitionSpec("data", None, "tensor")
-    specs = PartitionSpec("data"), by_head, by_head, by_head, PartitionSpec("tensor"), by_head
-    whole = (where, *draw("gqa-softcap-sinks", where))
-    sharded = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(whole, specs, strict=True)]
+    extra = Extra(PartitionSpec("tensor"), PartitionSpec(None, "tensor"))
+    specs = PartitionSpec("data"), by_head, by_head, by_head, extra, by_head
+    whole = (where, *draw("gqa-softcap-sinks-bias", where))
+    places = jax.tree.map(partial(NamedSharding, mesh), specs)
+    sharded = jax.device_put(whole, places)
     out, grads = run(body, call, *sharded)
-    for actual, wanted in zip((out, *grads), jax.tree.leaves(run(body, call, *whole)), strict=True):
+    for actual, wanted in zip(*map(jax.tree.leaves, ((out, grads), run(body, call, *whole))), strict=True):
         assert_close(actual, wanted, 1e-6)
     assert out.sharding.spec == by_head
     assert "all-gather" not in run.lower(body, call, *sharded).compile().as_text()

@@ -167,9 +167,9 @@ def test_init_lays_the_caches_out_like_the_stack():
         head=(block(None),), body=(block(4), block(None)), repeats=3, tail=(block(4), block(4)), final_norm=None
     )
     cache = caches.init(stack, batch=2, max_length=16, dtype="bfloat16")
-    shapes = [[layer.keys.shape for layer in getattr(cache, part)] for part in ("head", "body", "tail")]
+    shapes = [[layer.mixer.keys.shape for layer in getattr(cache, part)] for part in ("head", "body", "tail")]
     assert shapes == [[(2, 1, 16, 4)], [(3, 2, 1, 4, 4), (3, 2, 1, 16, 4)], [(2, 1, 4, 4)] * 2]
     assert all(
-        layer.keys.dtype == jnp.bfloat16 and (np.asarray(layer.positions) == -1).all()
+        layer.mixer.keys.dtype == jnp.bfloat16 and (np.asarray(layer.mixer.positions) == -1).all()
         for layer in (*cache.head, *cache.body, *cache.tail)
     )

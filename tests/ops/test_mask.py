@@ -16,11 +16,11 @@ def numbers(low, high, length):
     return st.lists(row, min_size=BATCH, max_size=BATCH).map(np.array)
 
 
-def may_look(mask, q, k, q_segment, k_segment) -> bool:
+def may_look(mask, q, k, q_segment, k_segment, q_order, k_order) -> bool:
     if q < 0 or k < 0 or q_segment != k_segment:
         return False
-    if mask.causal:
-        return k in (range(q + 1) if mask.window is None else range(q - mask.window + 1, q + 1))
+    if mask.causal and k_order > q_order:
+        return False
     return mask.window is None or k in range(q - mask.window + 1, q + mask.window)
 
 
@@ -30,13 +30,18 @@ def may_look(mask, q, k, q_segment, k_segment) -> bool:
     numbers(-2, 8, QUERIES),
     numbers(-2, 8, KEYS),
     st.none() | st.tuples(numbers(0, 2, QUERIES), numbers(0, 2, KEYS)),
+    st.none() | st.tuples(numbers(0, 8, QUERIES), numbers(0, 8, KEYS)),
 )
-def test_visible_is_the_sentence(mask, q, k, segments):
+def test_visible_is_the_sentence(mask, q, k, segments, orders):
+    """What comes later is a question of orders, by default of positions."""
+    q_orders, k_orders = orders or (q, k)
     q_segments, k_segments = segments or (np.zeros_like(q), np.zeros_like(k))
     expected = np.empty((BATCH, QUERIES, KEYS), bool)
     for b, t, s in np.ndindex(expected.shape):
-        expected[b, t, s] = may_look(mask, q[b, t], k[b, s], q_segments[b, t], k_segments[b, s])
-    np.testing.assert_array_equal(visible(mask, q, k, *(segments or ())), expected)
+        sides = zip((q, q_segments, q_orders), (k, k_segments, k_orders), strict=True)
+        expected[b, t, s] = may_look(mask, *(side for mine, other in sides for side in (mine[b, t], other[b, s])))
+    got = visible(mask, q, k, *(segments or (None, None)), *(orders or (None, None)))
+    np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize(("causal", "seen"), [(True, 3), (False, 5)])

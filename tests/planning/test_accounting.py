@@ -186,7 +186,7 @@ def allocated(built: spec.Model, length: int, dtype: str) -> int:
     """Bytes of all buffers of a cache of one row but the slots' positions."""
     held = jax.eval_shape(lambda: cache.init(built.decoder, 1, length, dtype))
     layers = (*held.head, *held.body, *held.tail)
-    buffers = jax.tree.leaves([dataclasses.replace(layer, positions=None) for layer in layers])
+    buffers = jax.tree.leaves([dataclasses.replace(layer.mixer, positions=None) for layer in layers])
     return sum(x.size * x.dtype.itemsize for x in buffers)
 
 
@@ -198,7 +198,7 @@ def test_cache_is_the_one_that_is_allocated(family, size, length):
     for dtype in cache.CACHE_DTYPES:
         assert numbers.bytes(dtype) == allocated(built, length, dtype)
     held = jax.eval_shape(lambda: cache.init(built.decoder, 1, length, "bfloat16"))
-    assert sum(numbers.slots) == sum(c.positions.size for c in (*held.head, *held.body, *held.tail))
+    assert sum(numbers.slots) == sum(c.mixer.positions.size for c in (*held.head, *held.body, *held.tail))
 
 
 def test_cache_of_a_stream_is_its_sinks_and_window():

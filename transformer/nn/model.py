@@ -125,6 +125,7 @@ class Transformer(nn.Module):
         if positions is None:
             positions = default_positions(source.segments, source.tokens.shape)
         x = self._constrain(self.embedding(source.tokens, positions), ax.ACT_EMBED)
+        capture(self, "source_embedded", x)
         x, _ = self.encoder(x, make_context(self.spec.ropes, positions, source.segments), None)
         return Memory(x, positions, source.segments)
 
