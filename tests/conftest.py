@@ -7,6 +7,9 @@ import tempfile
 
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Tiny models spend their time in the compiler, half of it in LLVM's optimiser. What laws read off a compiled program
+# (bytes, flops, collectives, loops) is XLA's, which optimises as ever. In the environment, for commands that tests run.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if "TRANSFORMER_TEST_CACHE" not in os.environ:
     # Made by the process that starts the workers, which inherit its name, and gone with it: a cache that outlives its
     # run may hold what a killed one half wrote.
