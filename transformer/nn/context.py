@@ -39,6 +39,16 @@ class Context:
         return x if which is None else rope.rotate(which, x, *self.tables[self.ropes.index(which)])
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Source:
+    """What an encoder reads, [B, S] each; segment k of it belongs to segment k of the decoder's row."""
+
+    tokens: Int[Array, "B S"]
+    positions: Int[Array, "B S"]
+    segment_ids: Int[Array, "B S"]
+
+
 def make_context(
     ropes: tuple[spec.Rope, ...],
     positions: Int[Array, "B T"],

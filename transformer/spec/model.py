@@ -120,6 +120,7 @@ class Model:
     """A whole model.
 
     Attributes:
+      decoder_start: id of the token that begins a decoded sequence; set where there are both stacks.
       mtp: modules that predict further tokens, for training and as a draft; the model's own logits are without them.
       origin: where the spec comes from; says nothing about what the model is, and two models that differ in it only
         are equal.
@@ -131,8 +132,10 @@ class Model:
     d_model: int
     max_length: int
     embedding: Embedding
-    decoder: Stack
+    decoder: Stack | None
     head: Head
+    encoder: Stack | None = None
+    decoder_start: int | None = None
     mtp: MultiToken | None = None
     origin: Origin | None = field(default=None, compare=False, repr=False)
 
