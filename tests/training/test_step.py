@@ -79,8 +79,8 @@ def test_gradient_is_of_the_mean_over_targets(smoothing):
         labels = optax.smooth_labels(jax.nn.one_hot(batch["targets"], logits.shape[-1]), smoothing)
         smoothed = optax.softmax_cross_entropy(logits, labels)
         nats = optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"])
-        mean = lambda x: jnp.sum(x * batch["weights"]) / jnp.sum(batch["weights"])
-        return mean(smoothed), mean(nats)
+        smoothed, nats = (jnp.sum(x * batch["weights"]) / jnp.sum(batch["weights"]) for x in (smoothed, nats))
+        return smoothed, nats
 
     expected, loss = jax.jit(jax.grad(mean_loss, has_aux=True))(params)
     run = jax.jit(functools.partial(steps.gradients, smoothing=smoothing), static_argnums=(0, 3))
