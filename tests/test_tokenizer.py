@@ -164,6 +164,26 @@ def test_special_ids_come_from_the_config_then_from_common_names(tmp_path):
         load_tokenizer(tmp_path)
 
 
+def test_ids_that_objectives_need(tmp_path):
+    tokenizer = ByteTokenizer()
+    assert (tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id) == (1, 2, 259)
+    assert tokenizer.sentinel_ids == tuple(range(260, 360))
+    assert tokenizer.text_ids.tolist() == [byte + 3 for byte in range(256)]
+    inner = byte_level_bpe()
+    # T5 numbers its sentinels downwards.
+    inner.add_special_tokens(["<mask>", *(f"<extra_id_{n}>" for n in reversed(range(3))), "<extra_id_7>"])
+    inner.add_tokens(["ordinary"])
+    inner.save(str(tmp_path / "tokenizer.json"))
+    found = load_tokenizer(tmp_path)
+    assert found.mask_id == inner.token_to_id("<mask>") and found.cls_id == inner.token_to_id("<s>")
+    assert found.sentinel_ids == tuple(inner.token_to_id(f"<extra_id_{n}>") for n in range(3)) and found.sep_id is None
+    specials = {"<|endoftext|>", "<s>", "<pad>", "<mask>", *(f"<extra_id_{n}>" for n in (0, 1, 2, 7))}
+    assert set(found.text_ids.tolist()) == {i for token, i in inner.get_vocab().items() if token not in specials}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"mask_token": "<pad>", "sep_token": "<nowhere>"}))
+    told = load_tokenizer(tmp_path)
+    assert told.mask_id == inner.token_to_id("<pad>") and told.sep_id is None
+
+
 def test_vocabulary_covers_the_largest_id(tmp_path):
     model = models.WordLevel({"a": 0, "b": 900}, unk_token="a")
     path = tmp_path / "tokenizer.json"

@@ -14,6 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 DType = Literal["float32", "bfloat16"]
+PAIR_SOURCES = ("pairs", "numbers", "dates", "reversal", "sort")  # the other sources are of documents
+# Which objectives a field of Data takes effect in.
+_USED_BY = {
+    "noise_density": ("masked", "spans"), "mean_span": ("spans",), "whole_word": ("masked",),
+    "target_len": ("spans", "prefix", "pairs"),
+}  # fmt: skip
 
 
 class SettingsError(ValueError):
@@ -70,14 +76,20 @@ class Mesh:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Text, tokenizer and rows."""
+    """Text, tokenizer, what is to be predicted of what, and rows."""
 
-    source: Literal["python_docs", "text"] = "python_docs"
-    paths: tuple[str, ...] = ()  # files or globs of UTF-8 text; for source="text"
+    source: Literal["python_docs", "text", "pairs", "numbers", "dates", "reversal", "sort"] = "python_docs"
+    paths: tuple[str, ...] = ()  # files or globs: UTF-8 text for source="text"; .tsv and .jsonl for source="pairs"
+    direction: Literal["forward", "backward", "both"] = "forward"  # of pairs: source -> target, or target -> source
     tokenizer: str = "bytes"  # "bytes", or the path of a Hugging Face tokenizer.json
-    seq_len: int = 256  # T
+    objective: Literal["causal", "masked", "spans", "prefix", "pairs"] = "causal"
+    noise_density: float = 0.15  # fraction of the tokens that "masked" and "spans" hide
+    mean_span: float = 3.0  # tokens of a hidden span, on average
+    whole_word: bool = False  # "masked" hides words, not tokens
+    seq_len: int = 256  # T; of an encoder-decoder the encoder's, S
+    target_len: int | None = None  # T of an encoder-decoder; None: what its objective fills beside seq_len
     batch_size: int = 16  # B, rows of one optimiser step over all processes
-    validation_fraction: float = 0.05  # of the documents, chosen by content hash
+    validation_fraction: float = 0.05  # of the documents or pairs, chosen by content hash
     seed: int = 0
 
     def __post_init__(self):
@@ -85,17 +97,36 @@ class Data:
         check(self.batch_size >= 1, "data.batch_size", self.batch_size, "use at least 1 row")
         fraction = self.validation_fraction
         check(0 < fraction < 1, "data.validation_fraction", fraction, "use a fraction between 0 and 1, such as 0.05")
-        text = self.source == "text"
-        check(text or not self.paths, "data.paths", self.paths, 'paths need data.source="text"')
-        check(not text or bool(self.paths), "data.paths", self.paths, 'data.source="text" needs at least one path')
+        source, paths, files = self.source, self.paths, self.source in ("text", "pairs")
+        check(files or not paths, "data.paths", paths, 'paths need data.source="text" or "pairs"')
+        check(not files or bool(paths), "data.paths", paths, f'data.source="{source}" needs at least one path')
+        ways = {"pairs": ("forward", "backward"), "numbers": ("forward", "backward", "both")}.get(source, ("forward",))
+        remedy = f'data.source="{source}" goes {" or ".join(ways)}'
+        check(self.direction in ways, "data.direction", self.direction, remedy)
+        self._check_objective()
+
+    def _check_objective(self) -> None:
+        objective, of_pairs = self.objective, self.source in PAIR_SOURCES
+        use = 'pairs; use "pairs"' if of_pairs else f"documents; use another objective, or one of {PAIR_SOURCES}"
+        remedy = f'data.source="{self.source}" is of {use}'
+        check(of_pairs == (objective == "pairs"), "data.objective", objective, remedy)
+        density, span, length = self.noise_density, self.mean_span, self.target_len
+        check(0 < density < 1, "data.noise_density", density, "use a fraction between 0 and 1, such as 0.15")
+        check(1 <= span < math.inf, "data.mean_span", span, "use at least 1 token")
+        check(length is None or length >= 2, "data.target_len", length, "a row needs at least 2 tokens")
+        for name, users in _USED_BY.items():
+            value, default = getattr(self, name), getattr(type(self), name)
+            remedy = f"data.objective={objective!r} has no use for it; leave it at {default!r}"
+            check(objective in users or value == default, f"data.{name}", value, remedy)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """AdamW with linear warm-up and cosine decay, clipped by the global gradient norm."""
+    """AdamW with linear warm-up and a schedule, clipped by the global gradient norm."""
 
     peak_lr: float = 3e-3
-    end_lr_fraction: float = 0.1  # the cosine ends at this fraction of peak_lr
+    schedule: Literal["cosine", "linear", "inverse_sqrt", "constant"] = "cosine"  # after the warm-up
+    end_lr_fraction: float = 0.1  # "cosine" and "linear" end at this fraction of peak_lr
     warmup_steps: int = 20
     b1: float = 0.9
     b2: float = 0.95
@@ -105,8 +136,14 @@ class Optimizer:
 
     def __post_init__(self):
         check(0 < self.peak_lr < math.inf, "optimizer.peak_lr", self.peak_lr, "use a positive, finite learning rate")
-        check(0 <= self.end_lr_fraction <= 1, "optimizer.end_lr_fraction", self.end_lr_fraction, "use 0 to 1")
-        check(self.warmup_steps >= 0, "optimizer.warmup_steps", self.warmup_steps, "use 0 or more steps")
+        end = self.end_lr_fraction
+        check(0 <= end <= 1, "optimizer.end_lr_fraction", end, "use 0 to 1")
+        schedule, warmup, default = self.schedule, self.warmup_steps, type(self).end_lr_fraction
+        remedy = f"optimizer.schedule={schedule!r} has no end; leave it at {default}"
+        check(schedule in ("cosine", "linear") or end == default, "optimizer.end_lr_fraction", end, remedy)
+        check(warmup >= 0, "optimizer.warmup_steps", warmup, "use 0 or more steps")
+        remedy = f'optimizer.schedule="{schedule}" is in units of the warm-up; use 1 step or more'
+        check(schedule != "inverse_sqrt" or warmup >= 1, "optimizer.warmup_steps", warmup, remedy)
         check(0 <= self.b1 < 1, "optimizer.b1", self.b1, "use a value in [0, 1)")
         check(0 <= self.b2 < 1, "optimizer.b2", self.b2, "use a value in [0, 1)")
         check(0 < self.eps < math.inf, "optimizer.eps", self.eps, "use a positive, finite epsilon")
@@ -121,9 +158,7 @@ class Balance:
     The first three multiply losses: means over the tokens of a step, summed over the layers, each by itself.
     """
 
-    auxiliary: float = (
-        0.0  # GShard's and Switch's loss over the whole step; train.accumulate > 1 costs it a forward pass
-    )
+    auxiliary: float = 0.0  # GShard's and Switch's, over the whole step; costs train.accumulate > 1 a forward pass
     sequence: float = 0.0  # DeepSeek-V3's loss, the same over each document
     z: float = 0.0  # ST-MoE's loss on the size of the router's logits
     correction_rate: float = 0.0  # loss-free: what a step adds to or takes from the correction that picks experts
@@ -140,6 +175,7 @@ class Train:
     steps: int = 300
     accumulate: int = 1  # microbatches per optimiser step; must divide data.batch_size
     mtp_weight: float = 0.0  # of multi-token prediction in the loss; positive in models that have it, else 0
+    label_smoothing: float = 0.0  # share of the target that the loss spreads evenly over the vocabulary
     log_every: int = 10
     eval_every: int = 100
     eval_batches: int = 8
@@ -163,6 +199,10 @@ class Train:
         )
         weight = self.mtp_weight
         check(0 <= weight < math.inf, "train.mtp_weight", weight, "use 0 or more (0.3, then 0.1, in DeepSeek-V3)")
+        smoothing = self.label_smoothing
+        check(0 <= smoothing < 1, "train.label_smoothing", smoothing, "use 0 (off) or a small fraction, such as 0.1")
+        remedy = "use 0: train.mtp_weight > 0 trains on the plain loss"
+        check(not (smoothing and weight), "train.label_smoothing", smoothing, remedy)
         check(self.sample_temperature >= 0, "train.sample_temperature", self.sample_temperature, "use 0 or more")
 
 

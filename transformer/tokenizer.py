@@ -1,6 +1,8 @@
 """Text <-> token ids: one protocol, with bytes or a Hugging Face `tokenizer.json` behind it."""
 
+import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,7 +20,11 @@ _COMMON_SPECIALS = {
     "bos": ("<s>", "<|begin_of_text|>", "<bos>", "<|startoftext|>", "[CLS]"),
     "eos": ("</s>", "<|end_of_text|>", "<eos>", "<|endoftext|>", "<|im_end|>", "[SEP]"),
     "pad": ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>"),
+    "cls": ("[CLS]", "<s>"),
+    "sep": ("[SEP]", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
 }
+_SENTINEL = "<extra_id_{}>"
 
 
 class Tokenizer(Protocol):
@@ -29,6 +35,15 @@ class Tokenizer(Protocol):
     eos_id: int | None
     pad_id: int | None
     end_ids: tuple[int, ...]  # any of them ends a generated text
+    cls_id: int | None  # begins and sep_id ends what an encoder reads
+    sep_id: int | None
+    mask_id: int | None  # stands for a hidden token
+    sentinel_ids: tuple[int, ...]  # each stands for a hidden span, in this order; may lie at vocab_size and beyond
+
+    @property
+    def text_ids(self) -> np.ndarray:
+        """The ids that stand for text: int32, ascending, without special tokens."""
+        ...
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -49,11 +64,18 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """UTF-8 bytes as tokens: pad 0, bos 1, eos 2, byte b is b + 3."""
+    """UTF-8 bytes as tokens: pad 0, bos 1, eos 2, byte b is b + 3.
+
+    bos and eos serve as cls and sep, too. Objectives that hide text use ids above these 259, for which a model may have
+    embeddings or not: 259 is the mask, 260 to 359 are sentinels.
+    """
 
     vocab_size = 259
     pad_id, bos_id, eos_id = 0, 1, 2
     end_ids = (2,)
+    cls_id, sep_id, mask_id = 1, 2, 259
+    sentinel_ids = tuple(range(260, 360))
+    text_ids = np.arange(3, 259, dtype=np.int32)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -110,11 +132,23 @@ class HFTokenizer:
         self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         specials = _special_ids(self._tokenizer, path)
         self.bos_id, self.eos_id, self.pad_id = specials["bos"], specials["eos"], specials["pad"]
+        self.cls_id, self.sep_id, self.mask_id = specials["cls"], specials["sep"], specials["mask"]
+        sentinels = (self._tokenizer.token_to_id(_SENTINEL.format(n)) for n in itertools.count())
+        self.sentinel_ids = tuple(itertools.takewhile(lambda i: i is not None, sentinels))
         ends = () if self.eos_id is None else (self.eos_id,)
         self.end_ids = (_published_ends(path) or ends) if published else ends
         if published and self._tokenizer.encode("a").ids[:1] != [self.bos_id]:
             self.bos_id = None
         self._sha256 = hashlib.sha256(content).hexdigest()
+
+    @functools.cached_property
+    def text_ids(self) -> np.ndarray:
+        """The ids that stand for text: int32, ascending, without special tokens."""
+        special = {i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+        special |= {self._tokenizer.token_to_id("<unk>"), self._tokenizer.token_to_id("[UNK]")}
+        special.update(self.sentinel_ids)
+        ids = self._tokenizer.get_vocab(with_added_tokens=True).values()
+        return np.asarray(sorted(set(ids) - special), np.int32)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -195,7 +229,7 @@ def load_tokenizer(name_or_path: str | Path, published: bool = False) -> Tokeniz
 
 
 def _special_ids(tokenizer: tokenizers.Tokenizer, path: Path) -> dict[str, int | None]:
-    """Ids of bos, eos and pad: what tokenizer_config.json says, else the first common name among the added tokens."""
+    """An id a role: of what tokenizer_config.json says, else of the first common name among the added tokens."""
     config_path = path.with_name("tokenizer_config.json")
     config = _json_beside(path, config_path.name)
     added = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
@@ -207,7 +241,7 @@ def _special_ids(tokenizer: tokenizers.Tokenizer, path: Path) -> dict[str, int |
             continue
         token = config[key]["content"] if isinstance(config[key], dict) else config[key]
         ids[role] = None if token is None else tokenizer.token_to_id(token)
-        if token is not None and ids[role] is None:
+        if token is not None and ids[role] is None and role in ("bos", "eos", "pad"):  # what every model may need
             raise SettingsError(
                 f"data.tokenizer={str(path)!r}: {config_path.name} names {key}={token!r}, which is not in the "
                 "vocabulary; add it to tokenizer.json or remove it from the config"

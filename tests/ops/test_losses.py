@@ -6,11 +6,12 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer import sharding
-from transformer.ops.losses import cross_entropy
+from transformer.ops.losses import cross_entropy, smoothed_cross_entropy
 from transformer.settings import Mesh
 
 B, T, D = 2, 5, 8
@@ -70,6 +71,30 @@ def test_gradients_are_those_of_the_plain_formula(vocab, chunk, shards, softcap)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
 
 
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize(("vocab", "chunk", "shards"), [CASES[0], CASES[2], CASES[4]])
+def test_smoothed_loss_is_that_of_smoothed_labels(vocab, chunk, shards, softcap):
+    x, table, bias, targets = inputs(vocab)
+    weights = np.random.default_rng(0).random((B, T)).astype(np.float32)
+    how = dict(softcap=softcap, chunk=chunk, shards=shards)
+
+    def chunked(x, table, bias):
+        nats, smoothed = smoothed_cross_entropy(x, table, targets, 0.1, bias=bias, **how)
+        return jnp.sum(weights * smoothed), (nats, smoothed)
+
+    def formula(x, table, bias):
+        logits = jnp.einsum("btd,vd->btv", x, table) + bias
+        logits = softcap * jnp.tanh(logits / softcap) if softcap else logits
+        smoothed = optax.softmax_cross_entropy(logits, optax.smooth_labels(jax.nn.one_hot(targets, vocab), 0.1))
+        return jnp.sum(weights * smoothed), smoothed
+
+    got, (nats, smoothed) = jax.jit(jax.grad(chunked, argnums=(0, 1, 2), has_aux=True))(x, table, bias)
+    want, expected = jax.jit(jax.grad(formula, argnums=(0, 1, 2), has_aux=True))(x, table, bias)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
+    np.testing.assert_allclose(smoothed, expected, atol=1e-5)
+    np.testing.assert_array_equal(nats, cross_entropy(x, table, targets, bias=bias, **how))
+
+
 def test_large_logits_neither_overflow_nor_lose_the_target():
     x, table, _, targets = inputs(41, scale=300.0)
     loss = functools.partial(cross_entropy, table=table, targets=targets, chunk=16)
@@ -112,7 +137,8 @@ def test_sharded_table_is_never_gathered():
     assert gathers(1), "this test sees nothing"
 
 
-def test_memory_does_not_hold_the_logits():
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_memory_does_not_hold_the_logits(smoothing):
     """No [B, T, V] array in the program, and its temporaries grow with the table alone as V grows eightfold."""
     rows, length, dim, chunk = 4, 64, 16, 1024
 
@@ -122,6 +148,8 @@ def test_memory_does_not_hold_the_logits():
         targets = jax.ShapeDtypeStruct((rows, length), jnp.int32)
 
         def total(x, table, targets):
+            if smoothing:
+                return jnp.sum(smoothed_cross_entropy(x, table, targets, smoothing, chunk=chunk)[1])
             return jnp.sum(cross_entropy(x, table, targets, chunk=chunk))
 
         return jax.jit(jax.grad(total, argnums=(0, 1))).lower(*arrays, targets).compile()

@@ -14,8 +14,11 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformer.settings import Data, SettingsError
 from transformer.tokenizer import ByteTokenizer, load_tokenizer
 from transformer.training import corpus, data
+from transformer.training.examples import Shape, record
+from transformer.training.objectives import make_objective
 
 KEYS = {"tokens", "targets", "target_bytes", "segment_ids", "positions", "weights"}
+SHAPE = Shape(encoder=False, decoder=True, vocab_size=400)
 WORDS = ["the", "a", "of", "cat", "dog", "naïve", "日本", "🙂", "runs", "sleeps", "under", "over", "table\n", "tree."]
 
 
@@ -59,10 +62,14 @@ def tokenizer(request):
 
 
 def train(settings, tokenizer, steps, **kwargs):
-    iterator = data.train_iterator(settings, tokenizer, **kwargs)
+    iterator = data.train_iterator(settings, tokenizer, SHAPE, **kwargs)
     batches = list(islice(iterator, steps))
     iterator.close()
     return batches
+
+
+def causal(settings, tokenizer):
+    return make_objective(settings, tokenizer, SHAPE)
 
 
 def sides(settings):
@@ -110,19 +117,19 @@ def segments(batch):
 
 def test_validation_holds_every_pair_once(settings, tokenizer):
     _, documents = sides(settings)
-    batches = data.validation_batches(settings, tokenizer, 10_000)
+    batches = data.validation_batches(settings, tokenizer, SHAPE, 10_000)
     assert triples(batches) == expected(documents, tokenizer)
     assert sum(batch["weights"].sum() == 4 * 16 for batch in batches) >= len(batches) - 1
 
 
 def test_every_epoch_holds_every_pair_once_in_an_order_of_its_own(settings, tokenizer):
     documents, _ = sides(settings)
-    records = np.concatenate([data.record(text, tokenizer) for text in documents])
-    rows = islice(iter(data.pack(documents, tokenizer, 16, shuffle_seed=5)), len(records) * 3 // 16 + 1)
+    records = np.concatenate([record(text, tokenizer) for text in documents])
+    rows = islice(iter(data.pack(documents, causal(settings, tokenizer), shuffle_seed=5)), len(records) * 3 // 16 + 1)
     stream = np.concatenate([row["columns"] for row in rows])
     epochs = [stream[len(records) * i : len(records) * (i + 1)] for i in range(3)]
     for epoch in epochs:
-        assert Counter(map(tuple, epoch.tolist())) == expected(documents, tokenizer)
+        assert Counter(map(tuple, epoch[:, :3].tolist())) == expected(documents, tokenizer)
     assert len({order.tobytes() for order in [records, *epochs]}) == 4
 
 
@@ -137,7 +144,7 @@ def test_the_window_only_reorders_rows(settings, tokenizer, monkeypatch):
 
 def test_packed_rows_are_full_but_the_last(settings, tokenizer):
     documents, _ = sides(settings)
-    *full, last = data.pack(documents, tokenizer, 16)
+    *full, last = data.pack(documents, causal(settings, tokenizer))
     assert all(row["columns_segment_ids"].all() for row in full)
     total = expected(documents, tokenizer).total()
     assert len(full) == (total - 1) // 16 and np.count_nonzero(last["columns_segment_ids"]) == (total - 1) % 16 + 1
@@ -145,17 +152,20 @@ def test_packed_rows_are_full_but_the_last(settings, tokenizer):
 
 def test_segments_are_pieces_of_one_document(settings, tokenizer):
     documents, _ = sides(settings)
-    records = [data.record(text, tokenizer) for text in documents]
+    records = [record(text, tokenizer) for text in documents]
     pieces = {r[i : i + n].tobytes() for r in records for n in range(1, 17) for i in range(len(r) - n + 1)}
     for batch in train(settings, tokenizer, 30):
         for segment in segments(batch):
-            columns = np.stack([segment["tokens"], segment["targets"], segment["target_bytes"]], axis=1)
+            columns = np.stack(
+                [segment["tokens"], segment["targets"], segment["target_bytes"], segment["weights"].astype(np.int32)],
+                axis=1,
+            )
             assert columns.tobytes() in pieces
             assert segment["positions"].tolist() == list(range(len(columns)))
             np.testing.assert_array_equal(segment["tokens"][1:], segment["targets"][:-1])
 
 
-@pytest.mark.parametrize("make", [lambda s, t: train(s, t, 20), lambda s, t: data.validation_batches(s, t, 100)])
+@pytest.mark.parametrize("make", [lambda s, t: train(s, t, 20), lambda s, t: data.validation_batches(s, t, SHAPE, 100)])
 def test_shapes_dtypes_and_padding(settings, tokenizer, make):
     for batch in make(settings, tokenizer):
         assert batch.keys() == KEYS
@@ -176,22 +186,24 @@ def test_shapes_dtypes_and_padding(settings, tokenizer, make):
 def test_target_bytes_count_the_text(settings, bpe):
     _, documents = sides(settings)
     total = sum(len(text.encode()) for text in documents)
-    count = sum(int(batch["target_bytes"].sum()) for batch in data.validation_batches(settings, ByteTokenizer(), 9999))
+    count = sum(
+        int(batch["target_bytes"].sum()) for batch in data.validation_batches(settings, ByteTokenizer(), SHAPE, 9999)
+    )
     assert count == total
     # Without bos the first token of a document is nobody's target.
     firsts = sum(int(bpe.encode_with_bytes(text)[1][0]) for text in documents)
-    count = sum(int(batch["target_bytes"].sum()) for batch in data.validation_batches(settings, bpe, 9999))
+    count = sum(int(batch["target_bytes"].sum()) for batch in data.validation_batches(settings, bpe, SHAPE, 9999))
     assert count == total - firsts
 
 
 def test_state_restores_bit_exactly_everywhere(settings, tokenizer):
-    iterator = data.train_iterator(settings, tokenizer)
+    iterator = data.train_iterator(settings, tokenizer, SHAPE)
     states, batches = [], []
     for _ in range(60):
         assert json.loads(json.dumps(iterator.get_state())) == iterator.get_state()
         states.append(json.dumps(iterator.get_state()))
         batches.append(next(iterator))
-    other = data.train_iterator(settings, tokenizer)
+    other = data.train_iterator(settings, tokenizer, SHAPE)
     for at in (0, 1, 2, 3, 17, 42, 5, *range(20, 50, 4)):
         other.set_state(json.loads(states[at]))
         assert json.dumps(other.get_state()) == states[at]
@@ -204,12 +216,12 @@ def test_state_restores_bit_exactly_everywhere(settings, tokenizer):
 
 def test_packer_restores_at_every_row(settings, tokenizer):
     documents, _ = sides(settings)
-    iterator = iter(data.pack(documents, tokenizer, 16, shuffle_seed=1))
+    iterator = iter(data.pack(documents, causal(settings, tokenizer), shuffle_seed=1))
     states, rows = [], []
     for _ in range(300):
         states.append(json.dumps(iterator.get_state()))
         rows.append(next(iterator))
-    other = iter(data.pack(documents, tokenizer, 16, shuffle_seed=1))
+    other = iter(data.pack(documents, causal(settings, tokenizer), shuffle_seed=1))
     for state, row in zip(states, rows, strict=True):
         other.set_state(json.loads(state))
         np.testing.assert_equal(next(other), row)
@@ -223,8 +235,8 @@ def test_processes_share_out_the_global_batch(settings, tokenizer, process_count
         return [{key: np.concatenate([b[key] for b in group]) for key in KEYS} for group in zip(*parts, strict=True)]
 
     assert_same(joined(lambda **k: train(settings, tokenizer, 10, **k)), train(settings, tokenizer, 10))
-    whole = data.validation_batches(settings, tokenizer, 9999)
-    assert_same(joined(lambda **k: data.validation_batches(settings, tokenizer, 9999, **k)), whole)
+    whole = data.validation_batches(settings, tokenizer, SHAPE, 9999)
+    assert_same(joined(lambda **k: data.validation_batches(settings, tokenizer, SHAPE, 9999, **k)), whole)
 
 
 def test_processes_read_different_rows(settings, tokenizer):
@@ -241,13 +253,13 @@ def test_seeds_differ_and_runs_agree(settings, tokenizer):
 
 
 def test_validation_is_fixed_bounded_and_spread(settings, tokenizer):
-    few = data.validation_batches(settings, tokenizer, 3)
+    few = data.validation_batches(settings, tokenizer, SHAPE, 3)
     assert len(few) == 3
-    assert_same(few, data.validation_batches(dataclasses.replace(settings, seed=9), tokenizer, 3))
-    everything = triples(data.validation_batches(settings, tokenizer, 9999))
+    assert_same(few, data.validation_batches(dataclasses.replace(settings, seed=9), tokenizer, SHAPE, 3))
+    everything = triples(data.validation_batches(settings, tokenizer, SHAPE, 9999))
     assert triples(few) <= everything
     one = dataclasses.replace(settings, batch_size=4096)
-    assert len(data.validation_batches(one, tokenizer, 8)) == 1
+    assert len(data.validation_batches(one, tokenizer, SHAPE, 8)) == 1
 
 
 def test_validation_text_is_never_trained_on(settings):
@@ -260,9 +272,9 @@ def test_validation_text_is_never_trained_on(settings):
 
 def test_bad_input_is_named(settings, bpe):
     with pytest.raises(SettingsError, match=r"data.batch_size=4: must be a multiple of the 3"):
-        data.train_iterator(settings, bpe, process_count=3)
-    with pytest.raises(SettingsError, match="single token"):
-        data.pack(["a", "b"], bpe, 16)
+        data.train_iterator(settings, bpe, SHAPE, process_count=3)
+    with pytest.raises(SettingsError, match="one token"):
+        data.pack(["a", "b"], causal(settings, bpe))
     data.check_vocabulary(ByteTokenizer(), 259)
     with pytest.raises(SettingsError, match=r"model.vocab_size=258.*data.tokenizer.*model.vocab_size=259"):
         data.check_vocabulary(ByteTokenizer(), 258)

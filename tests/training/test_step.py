@@ -1,5 +1,8 @@
 """The training step: sums make every way of cutting a batch the same."""
 
+import functools
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 from transformer import config, families, sharding
 from transformer.nn import initial
 from transformer.nn.model import Transformer
+from transformer.settings import Optimizer
 from transformer.training import step as steps
 from transformer.training.optimizer import decay_mask, learning_rate, make_optimizer
 from transformer.training.state import init_state
@@ -62,7 +66,9 @@ def test_accumulation_is_the_big_batch(family):
     close(whole_sums, sums)
 
 
-def test_gradient_is_of_the_mean_over_targets():
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_gradient_is_of_the_mean_over_targets(smoothing):
+    """Against smoothed targets where asked for; what is reported never is."""
     run = a_run("gpt2")
     model = Transformer(run.spec, run.settings.compute)
     params = initial.params(model, seed=0)
@@ -70,11 +76,15 @@ def test_gradient_is_of_the_mean_over_targets():
 
     def mean_loss(p):
         logits = model.apply({"params": p}, batch["tokens"], batch["positions"], batch["segment_ids"])
+        labels = optax.smooth_labels(jax.nn.one_hot(batch["targets"], logits.shape[-1]), smoothing)
+        smoothed = optax.softmax_cross_entropy(logits, labels)
         nats = optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"])
-        return jnp.sum(nats * batch["weights"]) / jnp.sum(batch["weights"])
+        smoothed, nats = (jnp.sum(x * batch["weights"]) / jnp.sum(batch["weights"]) for x in (smoothed, nats))
+        return smoothed, nats
 
-    loss, expected = jax.jit(jax.value_and_grad(mean_loss))(params)
-    grads, sums = jax.jit(steps.gradients, static_argnums=(0, 3))(model, params, batch, 1)
+    expected, loss = jax.jit(jax.grad(mean_loss, has_aux=True))(params)
+    run = jax.jit(functools.partial(steps.gradients, smoothing=smoothing), static_argnums=(0, 3))
+    grads, sums = run(model, params, batch, 1)
     close(expected, grads)
     values = steps.means(sums)
     np.testing.assert_allclose(values["loss"], loss, rtol=1e-6)
@@ -116,6 +126,50 @@ def test_decay_spares_what_maps_no_features(family):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         matrix = name.endswith(("kernel", "key_up", "value_up")) or name == "embedding/token"
         assert decayed == matrix, name
+
+
+@pytest.mark.parametrize("further", [{}, {"orders"}, {"source_tokens", "source_positions", "source_segment_ids"}])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_model_is_given_what_the_batch_has(further, smoothing):
+    """A stand-in takes the place of the model, which has all of these in no one family."""
+    batch, calls = a_batch(9), []
+    batch |= {name: np.full((ROWS, 5), i, np.int32) for i, name in enumerate(sorted(further))}
+    nats = np.random.default_rng(0).random((ROWS, LENGTH)).astype(np.float32)
+
+    def apply(variables, *args, method, mutable, **given):
+        calls.append((args, method, given))
+        return ((nats, 2 * nats) if smoothing else nats), {}
+
+    total, sums = steps.loss_sums(SimpleNamespace(apply=apply), {}, batch, smoothing=smoothing)
+    [(args, method, given)] = calls
+    assert method == ("smoothed_losses" if smoothing else "token_losses")
+    assert args[: len(args) - 4] == ((smoothing,) if smoothing else ())
+    for got, name in zip(args[-4:], ("tokens", "targets", "positions", "segment_ids"), strict=True):
+        assert got is batch[name]
+    assert given.keys() == {"source" if name.startswith("source") else name for name in further}
+    for name in further:
+        got = getattr(given["source"], name.removeprefix("source_")) if "source" in given else given[name]
+        assert got is batch[name]
+    scored = (nats * batch["weights"]).sum()
+    np.testing.assert_allclose(sums["nats"], scored, rtol=1e-6)
+    np.testing.assert_allclose(total, scored * (2 if smoothing else 1), rtol=1e-6)
+
+
+def test_schedules_fall_as_they_should():
+    def rates(schedule, warmup, *at):
+        rate = learning_rate(Optimizer(peak_lr=0.5, schedule=schedule, warmup_steps=warmup), 100)
+        return [float(rate(step)) for step in at]
+
+    for schedule in ("cosine", "linear", "inverse_sqrt", "constant"):
+        np.testing.assert_allclose(rates(schedule, 10, 0, 3, 10), [0, 0.15, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(rates("inverse_sqrt", 10, 40, 90), [0.25, 0.5 / 3], rtol=1e-6)
+    np.testing.assert_allclose(rates("linear", 10, 55, 100), [0.275, 0.05], rtol=1e-6)
+    np.testing.assert_allclose(rates("cosine", 10, 55, 100), [0.275, 0.05], rtol=1e-6)
+    np.testing.assert_allclose(rates("constant", 0, 0, 50, 100), [0.5] * 3, rtol=1e-6)
+    np.testing.assert_allclose(rates("linear", 0, 0, 50), [0.5, 0.275], rtol=1e-6)
+    steps_ = np.arange(1, 200)
+    rate = learning_rate(Optimizer(schedule="inverse_sqrt", warmup_steps=7, peak_lr=2.0), 300)
+    np.testing.assert_allclose(rate(steps_), 2 * np.minimum(steps_ / 7, np.sqrt(7 / steps_)), rtol=1e-5)
 
 
 def test_schedule_warms_up_and_ends_where_it_should():

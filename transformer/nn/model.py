@@ -157,6 +157,18 @@ class Transformer(nn.Module):
         x, _ = self.features(tokens, positions, segment_ids, **options)
         return self._cross_entropy(x, targets)
 
+    def smoothed_losses(
+        self,
+        smoothing: float,
+        tokens: Int[Array, "B T"],
+        targets: Int[Array, "B T"],
+        *where: Any,
+        **more: Any,
+    ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+        """`token_losses`, and the loss against targets of which a share `smoothing` lies evenly on the vocabulary."""
+        x, _ = self.features(tokens, *where, **more)
+        return self._cross_entropy(x, targets, smoothing)
+
     def further(
         self,
         depth: int,
@@ -207,17 +219,17 @@ class Transformer(nn.Module):
             seen.append(same.astype(jnp.float32))
         return self._cross_entropy(trunk, targets), jnp.stack(further), jnp.stack(seen)
 
-    def _cross_entropy(self, x: Float[Array, "B T D"], targets: Int[Array, "B T"]) -> Float[Array, "B T"]:
+    def _cross_entropy(self, x: Float[Array, "B T D"], targets: Int[Array, "B T"], smoothing: float | None = None):
         x, table, bias = self.head(x, self.embedding.table)
-        return losses.cross_entropy(
-            x,
-            table,
-            targets,
+        how = dict(
             bias=bias,
             softcap=self.spec.head.softcap,
             chunk=self.compute.loss_chunk,
             shards=sharding.ways(ax.VOCAB, self.compute.rules),
         )
+        if smoothing is None:
+            return losses.cross_entropy(x, table, targets, **how)
+        return losses.smoothed_cross_entropy(x, table, targets, smoothing, **how)
 
     def _constrain(self, x: Array, last: str) -> Array:
         return sharding.constrain(x, (ax.BATCH, ax.LENGTH, last), self.compute.rules)

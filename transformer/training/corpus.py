@@ -69,17 +69,41 @@ def text_files(paths: Iterable[str]) -> list[str]:
     Raises:
       SettingsError: a path matches no file, a file is not UTF-8, or there is no text at all.
     """
-    files: dict[str, None] = {}
+    documents = [piece for name in files(paths) for piece in _pieces(read(name)) if piece.strip()]
+    if not documents:
+        raise SettingsError(f"data.paths={tuple(paths)!r}: the files hold no text; give files with text in them")
+    return list(dict.fromkeys(documents))
+
+
+def files(paths: Iterable[str]) -> list[str]:
+    """The files that `paths` (names or globs) match, each once, sorted.
+
+    Raises:
+      SettingsError: a path matches no file.
+    """
+    found: dict[str, None] = {}
     for pattern in paths:
         matches = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
         matches = [name for name in matches if os.path.isfile(name)]
         if not matches:
             raise SettingsError(f"data.paths={pattern!r}: matches no file; give a file or a glob such as 'docs/*.txt'")
-        files.update(dict.fromkeys(os.path.realpath(name) for name in matches))
-    documents = [piece for name in sorted(files) for piece in _pieces(_read(name)) if piece.strip()]
-    if not documents:
-        raise SettingsError(f"data.paths={tuple(paths)!r}: the files hold no text; give files with text in them")
-    return list(dict.fromkeys(documents))
+        found.update(dict.fromkeys(os.path.realpath(name) for name in matches))
+    return sorted(found)
+
+
+def read(name: str) -> str:
+    """The text of a UTF-8 file.
+
+    Raises:
+      SettingsError: it is not UTF-8.
+    """
+    content = Path(name).read_bytes()
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SettingsError(
+            f"data.paths: {name} is not UTF-8 at byte {error.start} ({error.reason}); convert the file or leave it out"
+        ) from error
 
 
 def split(documents: Iterable[str], fraction: float) -> tuple[list[str], list[str]]:
@@ -138,16 +162,6 @@ def _unseen(text: str, seen: set[str]) -> str:
         seen.add(key)
     seen.add(text)
     return "\n\n".join(kept)
-
-
-def _read(name: str) -> str:
-    content = Path(name).read_bytes()
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise SettingsError(
-            f"data.paths: {name} is not UTF-8 at byte {error.start} ({error.reason}); convert the file or leave it out"
-        ) from error
 
 
 def _pieces(text: str) -> Iterator[str]:

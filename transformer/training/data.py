@@ -1,35 +1,44 @@
-"""Documents to batches: a grain pipeline of packed rows whose state restores exactly.
+"""Documents or pairs to batches: a grain pipeline of packed rows whose state restores exactly.
 
-A batch is a dict of arrays [B, T], B the rows of this process:
+A batch is a dict of arrays, B the rows of this process. Of the side that the head scores, [B, T]:
 
   tokens        int32    what the model reads
-  targets       int32    the token that follows in the same document
-  target_bytes  int32    UTF-8 bytes that the target accounts for; 0 for special tokens
-  segment_ids   int32    1, 2, … per row, a document (or what is left of it) each; 0 = padding
+  targets       int32    what it is to say at each
+  target_bytes  int32    UTF-8 bytes that a scored target accounts for; 0 for special tokens
+  segment_ids   int32    1, 2, … per row, an example (or what is left of it) each; 0 = padding
   positions     int32    from 0 in each segment; -1 = padding
-  weights       float32  1 where there is a target; 0 = padding
+  weights       float32  1 where the target is scored; 0 elsewhere and in padding
+  orders        int32    of prefix models: a key of the segment is visible if its order is at most the query's
+
+and, where there are an encoder and a decoder, of what the encoder reads, [B, S]: `source_tokens`, `source_positions`
+and `source_segment_ids`, whose segment k belongs to segment k of the other side.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import grain
 import numpy as np
 
-from transformer.settings import Data, SettingsError, check
+from transformer.settings import PAIR_SOURCES, Data, SettingsError, check
 from transformer.tokenizer import Tokenizer
-from transformer.training import corpus
+from transformer.training import corpus, pairs
+from transformer.training.examples import COLUMNS, Shape
+from transformer.training.objectives import Causal, Objective, make_objective
 
 Batch = dict[str, np.ndarray]
+log = logging.getLogger("transformer")
 
 # A document fills many consecutive rows; shuffling rows within about so many tokens spreads it over batches.
 WINDOW_TOKENS = 2**18
 PREFETCH_BATCHES = 4
-_COLUMNS = ("tokens", "targets", "target_bytes")
+BINS = 64  # rows that are filled at a time where no example may be split
+LOOKED_AT = 10_000  # pairs by which it is told how many don't fit
 
 
 def train_iterator(
-    data: Data, tokenizer: Tokenizer, process_index: int = 0, process_count: int = 1
+    data: Data, tokenizer: Tokenizer, shape: Shape, process_index: int = 0, process_count: int = 1
 ) -> grain.DatasetIterator[Batch]:
     """Endless training batches [B / process_count, T], reshuffled each epoch, by a background thread.
 
@@ -37,38 +46,41 @@ def train_iterator(
     Every process packs all rows and keeps its own, so the global batch does not depend on `process_count`.
 
     Raises:
-      SettingsError: the corpus can't be read or split, or the batch does not divide over the processes.
+      SettingsError: the texts can't be read or split, the objective doesn't fit the model or the tokenizer, or the
+        batch does not divide over the processes.
     """
     mine = _local_rows(data, process_index, process_count)
     check(data.seed >= 0, "data.seed", data.seed, "use 0 or more")
-    documents, _ = corpus.split(corpus.load(data), data.validation_fraction)
+    objective = make_objective(data, tokenizer, shape)
+    items, _ = sides(data)
+    if data.objective == "pairs" and process_index == 0:
+        report_dropped(objective, items)
     # Grain adds the epoch to the seed: plain consecutive seeds would share their epochs.
-    order_seed, window_seed = (int(word) >> 1 for word in np.random.SeedSequence(data.seed).generate_state(2))
+    seeds = [int(word) >> 1 for word in np.random.SeedSequence(data.seed).generate_state(3)]
     rows = grain.experimental.WindowShuffleIterDataset(
-        pack(documents, tokenizer, data.seq_len, order_seed), window_size=_window_rows(data), seed=window_seed
+        pack(items, objective, seeds[0], seeds[2]), window_size=_window_rows(data), seed=seeds[1]
     )
     batches = rows.batch(data.batch_size, drop_remainder=True).map(lambda rows: _batch(rows, mine))
     return iter(grain.experimental.ThreadPrefetchIterDataset(batches, prefetch_buffer_size=PREFETCH_BATCHES))
 
 
 def validation_batches(
-    data: Data, tokenizer: Tokenizer, num_batches: int, process_index: int = 0, process_count: int = 1
+    data: Data, tokenizer: Tokenizer, shape: Shape, num_batches: int, process_index: int = 0, process_count: int = 1
 ) -> list[Batch]:
     """At most `num_batches` (and at least one) batches [B / process_count, T], the same at every call.
 
     Where there are more rows than asked for, they are taken evenly spaced from the first of a fixed random order of
-    the documents. The last batch is filled up with rows of padding; all processes get the same number of batches.
+    the texts. The last batch is filled up with rows of padding; all processes get the same number of batches.
 
     Raises:
-      SettingsError: the corpus can't be read or split, or the batch does not divide over the processes.
+      SettingsError: as `train_iterator`.
     """
     mine = _local_rows(data, process_index, process_count)
     check(num_batches >= 1, "train.eval_batches", num_batches, "use at least 1")
-    _, documents = corpus.split(corpus.load(data), data.validation_fraction)
-    documents = sorted(documents, key=corpus.content_hash)
+    _, items = sides(data)
     wanted = num_batches * data.batch_size
     rows = []
-    for row in pack(documents, tokenizer, data.seq_len):
+    for row in pack(items, make_objective(data, tokenizer, shape)):
         rows.append(row)
         if len(rows) >= max(wanted, _window_rows(data)):
             break
@@ -78,6 +90,18 @@ def validation_batches(
     rows += [padding] * (-len(rows) % data.batch_size)
     groups = [rows[i : i + data.batch_size] for i in range(0, len(rows), data.batch_size)]
     return [_batch({name: np.stack([row[name] for row in group]) for name in padding}, mine) for group in groups]
+
+
+def sides(data: Data) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The documents or pairs to train on, and those to validate on in a fixed random order.
+
+    Raises:
+      SettingsError: they can't be read, or one side is empty.
+    """
+    if data.source in PAIR_SOURCES:
+        return pairs.sides(data)
+    documents, held_out = corpus.split(corpus.load(data), data.validation_fraction)
+    return documents, sorted(held_out, key=corpus.content_hash)
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -91,36 +115,64 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
     )
 
 
-def record(text: str, tokenizer: Tokenizer) -> np.ndarray:
-    """One document as int32 [L, 3]: token, target and target's bytes; bos and eos are added if there are such."""
-    ids, num_bytes = tokenizer.encode_with_bytes(text)
-    before = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
-    after = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
-    ids = np.concatenate([before, ids, after]).astype(np.int32)
-    num_bytes = np.concatenate([[0] * len(before), num_bytes, [0] * len(after)]).astype(np.int32)
-    return np.stack([ids[:-1], ids[1:], num_bytes[1:]], axis=1)
+def report_dropped(objective: Objective, items: Sequence[Any]) -> None:
+    """Logs in one line how many pairs, of all or of some evenly spaced ones, are too long to give an example."""
+    step = -(-len(items) // LOOKED_AT)
+    looked_at = [items[i] for i in range(0, len(items), step)]
+    dropped = sum(not objective.pieces(item) for item in looked_at)
+    if dropped:
+        lengths = " and ".join(map(str, objective.lengths.values()))
+        which = "pairs" if step == 1 else f"pairs looked at (of {len(items):,})"
+        log.warning(
+            "data: %d of %d %s don't fit into rows of %s tokens and are left out",
+            dropped,
+            len(looked_at),
+            which,
+            lengths,
+        )
 
 
 def pack(
-    documents: Sequence[str], tokenizer: Tokenizer, seq_len: int, shuffle_seed: int | None = None
+    items: Sequence[Any], objective: Objective, shuffle_seed: int | None = None, seed: int = 0
 ) -> grain.IterDataset[Batch]:
-    """Rows without a gap: {"columns": [T, 3], "columns_segment_ids": [T], "columns_positions": [T]}.
+    """Rows of the objective's `lengths`: each array of its examples, "NAME_segment_ids" and "NAME_positions".
 
-    Without `shuffle_seed` one pass over `documents` in order, the last row padded; else an endless one, reshuffled
-    each epoch.
+    Without `shuffle_seed` one pass over `items` in order; else an endless one, reshuffled each epoch. `seed` is of what
+    the objective draws: anew for each piece of each epoch. Causal rows have no gap but in the last; elsewhere no
+    example is split.
 
     Raises:
-      SettingsError: no document has two tokens, so there is nothing to predict.
+      SettingsError: no item gives an example.
     """
-    if not any(len(record(text, tokenizer)) for text in documents):
-        raise SettingsError("data: every document is a single token; use longer texts or a tokenizer with bos or eos")
-    source = grain.MapDataset.source(documents)
+    if not any(objective.pieces(item) for item in items):
+        raise SettingsError(
+            f"data.seq_len={objective.lengths['columns']}: none of {len(items)} texts gives an example: each is one "
+            "token, or longer than a row; use other texts, longer rows or a tokenizer with bos or eos"
+        )
+    source = grain.MapDataset.source(items)
     if shuffle_seed is not None:
         source = source.shuffle(seed=shuffle_seed).repeat()
-    records = source.map(lambda text: {"columns": record(text, tokenizer)}).filter(lambda r: len(r["columns"]) > 0)
     # Text is in memory and tokenised where it is used: threads that read ahead would only contend.
-    stream = records.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
-    return _JsonState(grain.experimental.ConcatThenSplitIterDataset(stream, length_struct={"columns": seq_len}))
+    stream = source.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+    pieces = grain.experimental.FlatMapIterDataset(stream, _Pieces(objective))
+    examples = pieces.random_map(objective.example, seed=seed)
+    if isinstance(objective, Causal):
+        return _JsonState(grain.experimental.ConcatThenSplitIterDataset(examples, length_struct=objective.lengths))
+    return grain.experimental.FirstFitPackIterDataset(
+        examples, length_struct=objective.lengths, num_packing_bins=BINS, shuffle_bins=False
+    )
+
+
+class _Pieces(grain.experimental.FlatMapTransform):
+    """The objective's cut, for grain."""
+
+    max_fan_out = 2**31
+
+    def __init__(self, objective: Objective):
+        self._objective = objective
+
+    def flat_map(self, element: Any) -> list[Any]:
+        return self._objective.pieces(element)
 
 
 class _JsonState(grain.IterDataset[Any]):
@@ -150,14 +202,24 @@ def _with_slices(state: dict[str, Any], kind: type) -> dict[str, Any]:
 def _batch(rows: Batch, mine: slice) -> Batch:
     """The batch of the rows `mine` out of packed rows [B, T, …]."""
     rows = {name: value[mine] for name, value in rows.items()}
-    segment_ids = rows["columns_segment_ids"]
+    columns, segment_ids = rows["columns"], rows["columns_segment_ids"]
     real = segment_ids > 0
-    batch = {name: np.ascontiguousarray(rows["columns"][..., i]) for i, name in enumerate(_COLUMNS)}
-    return batch | {
+    batch = {name: np.ascontiguousarray(columns[..., i]) for i, name in enumerate(COLUMNS[: columns.shape[-1]])}
+    batch |= {
         "segment_ids": segment_ids,
         "positions": np.where(real, rows["columns_positions"], -1).astype(np.int32),
-        "weights": real.astype(np.float32),
+        "weights": batch["weights"].astype(np.float32),
     }
+    if "orders" in batch:
+        batch["orders"] = np.where(real, batch["orders"], -1).astype(np.int32)
+    if "source" in rows:
+        source_ids = rows["source_segment_ids"]
+        batch |= {
+            "source_tokens": rows["source"],
+            "source_segment_ids": source_ids,
+            "source_positions": np.where(source_ids > 0, rows["source_positions"], -1).astype(np.int32),
+        }
+    return batch
 
 
 def _local_rows(data: Data, process_index: int, process_count: int) -> slice:
@@ -171,4 +233,7 @@ def _local_rows(data: Data, process_index: int, process_count: int) -> slice:
 
 
 def _window_rows(data: Data) -> int:
-    return max(2 * data.batch_size, WINDOW_TOKENS // data.seq_len)
+    # Pairs are small, and already in random order.
+    return (
+        2 * data.batch_size if data.source in PAIR_SOURCES else max(2 * data.batch_size, WINDOW_TOKENS // data.seq_len)
+    )

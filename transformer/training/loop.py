@@ -17,6 +17,8 @@ from transformer.config import Run
 from transformer.nn.model import Transformer
 from transformer.tokenizer import Tokenizer, load_tokenizer
 from transformer.training import data, metrics
+from transformer.training.examples import shape_of
+from transformer.training.objectives import make_objective
 from transformer.training.optimizer import make_optimizer
 from transformer.training.state import TrainState, abstract_state, init_state, state_of
 from transformer.training.step import Batch, compile_train_step, make_eval_step, means
@@ -66,11 +68,13 @@ class _Loop:
         self.source = run.values.get("init_from")
         self.tokenizer = load_tokenizer(settings.data.tokenizer, published=self.source is not None)
         data.check_vocabulary(self.tokenizer, run.spec.vocab_size)
+        shape = shape_of(run.spec)
+        self.row_tokens = sum(make_objective(settings.data, self.tokenizer, shape).lengths.values())
         self.optimizer = make_optimizer(self.model, settings)
         self.like = abstract_state(self.model, self.optimizer, self.mesh)
-        processes = jax.process_index(), jax.process_count()
-        self.batches = data.train_iterator(settings.data, self.tokenizer, *processes)
-        self.held_out = data.validation_batches(settings.data, self.tokenizer, settings.train.eval_batches, *processes)
+        texts, processes = (settings.data, self.tokenizer, shape), (jax.process_index(), jax.process_count())
+        self.batches = data.train_iterator(*texts, *processes)
+        self.held_out = data.validation_batches(*texts, settings.train.eval_batches, *processes)
         self.workdir = Workdir(workdir, settings.train.keep_checkpoints)
         if self.workdir.latest_step() == 0:
             raise WorkdirError(
@@ -167,7 +171,7 @@ class _Loop:
         if lap is None:
             return {}
         steps, seconds = lap
-        speed = steps * self.settings.data.batch_size * self.settings.data.seq_len / seconds
+        speed = steps * self.settings.data.batch_size * self.row_tokens / seconds
         values = {"tokens_per_second": speed}
         if self.flops_per_token and self.peak:
             values["mfu"] = speed * self.flops_per_token / self.peak

@@ -1,4 +1,4 @@
-"""AdamW with warm-up and cosine decay, and which parameters it decays."""
+"""AdamW with warm-up and a schedule, and which parameters it decays."""
 
 import jax
 import jax.numpy as jnp
@@ -28,14 +28,20 @@ def decay_mask(model: Transformer) -> dict:
 
 
 def learning_rate(settings: Optimizer, steps: int) -> optax.Schedule:
-    """Linear warm-up to `peak_lr`, then a cosine to `end_lr_fraction` of it at the last step."""
-    return optax.warmup_cosine_decay_schedule(
-        init_value=0.0 if settings.warmup_steps else settings.peak_lr,
-        peak_value=settings.peak_lr,
-        warmup_steps=settings.warmup_steps,
-        decay_steps=steps,
-        end_value=settings.peak_lr * settings.end_lr_fraction,
-    )
+    """Linear warm-up to `peak_lr`, then the schedule: learning rate of step 0, 1, … `steps`.
+
+    "cosine" and "linear" end at `end_lr_fraction` of the peak at the last step. "inverse_sqrt" is
+    peak · min(step / warmup, sqrt(warmup / step)) (Vaswani et al. 2017, section 5.3, up to a constant).
+    """
+    peak, warmup = settings.peak_lr, settings.warmup_steps
+    end, left = peak * settings.end_lr_fraction, max(steps - warmup, 1)
+    after = {
+        "cosine": optax.cosine_decay_schedule(peak, left, settings.end_lr_fraction),
+        "linear": optax.linear_schedule(peak, end, left),
+        "inverse_sqrt": lambda step: peak * jnp.sqrt(warmup / jnp.maximum(step + warmup, 1)),
+        "constant": optax.constant_schedule(peak),
+    }[settings.schedule]
+    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup]) if warmup else after
 
 
 def make_optimizer(model: Transformer, settings: Settings) -> optax.GradientTransformation:

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float
 from transformer import axes as ax
 from transformer import sharding
 from transformer.nn import moe
+from transformer.nn.context import Source
 from transformer.nn.model import Transformer
 from transformer.settings import Balance, Settings
 from transformer.training import balance as balancing
@@ -21,25 +22,44 @@ Batch = dict[str, Array]
 UNBALANCED = Balance()
 
 
-def loss_sums(model: Transformer, params: dict, batch: Batch, mtp_weight: float = 0.0) -> tuple[Float[Array, ""], dict]:
+def loss_sums(
+    model: Transformer, params: dict, batch: Batch, mtp_weight: float = 0.0, smoothing: float = 0.0
+) -> tuple[Float[Array, ""], dict]:
     """The summed loss, and the sums that averages are made of: target tokens, the UTF-8 bytes they stand for, `loads`.
 
     Sums, not means, so that microbatches, devices, packing and padding can't change the result. The loss is the
-    model's nats and, where `mtp_weight` is positive, that times the mean over the depths of multi-token prediction of
-    theirs. Those are divided by all target tokens, too, as DeepSeek-V3 does (arXiv:2412.19437, equations 24 and 25).
+    model's nats, against smoothed targets if `smoothing` is positive (`nats` in the sums never are).
+
+    Where `mtp_weight` is positive, that times the mean over the depths of multi-token prediction of their nats is
+    added. Those are divided by all target tokens, too, as DeepSeek-V3 does (arXiv:2412.19437, equations 24 and 25).
     """
-    texts = {"params": params}, batch["tokens"], batch["targets"], batch["positions"], batch["segment_ids"]
-    sums = {"tokens": jnp.sum(batch["weights"]), "bytes": jnp.sum(batch["target_bytes"].astype(jnp.float32))}
-    method = "further_losses" if mtp_weight else "token_losses"
-    losses, collections = model.apply(*texts, method=method, mutable=[moe.COLLECTION])
+    weights = batch["weights"]
+    sums = {"tokens": jnp.sum(weights), "bytes": jnp.sum(batch["target_bytes"].astype(jnp.float32))}
+    texts = batch["tokens"], batch["targets"], batch["positions"], batch["segment_ids"]
+    method, first = "token_losses", ()
+    if mtp_weight:
+        method = "further_losses"
+    elif smoothing:
+        method, first = "smoothed_losses", (smoothing,)
+    losses, collections = model.apply(
+        {"params": params}, *first, *texts, **_conditions(batch), method=method, mutable=[moe.COLLECTION]
+    )
     sums["loads"] = balancing.loads(collections.get(moe.COLLECTION, {}))
-    if not mtp_weight:
-        total = jnp.sum(losses * batch["weights"])
-        return total, {"nats": total, **sums}
-    nats, further, seen = losses
-    total, further = jnp.sum(nats * batch["weights"]), jnp.sum(further * seen * batch["weights"])
-    sums |= {"nats": total, "mtp_nats": further, "mtp_tokens": jnp.sum(seen * batch["weights"])}
-    return total + mtp_weight / seen.shape[0] * further, sums
+    if mtp_weight:
+        nats, further, seen = losses
+        total, further = jnp.sum(nats * weights), jnp.sum(further * seen * weights)
+        sums |= {"nats": total, "mtp_nats": further, "mtp_tokens": jnp.sum(seen * weights)}
+        return total + mtp_weight / seen.shape[0] * further, sums
+    nats, smoothed = losses if smoothing else (losses, losses)
+    return jnp.sum(smoothed * weights), {"nats": jnp.sum(nats * weights), **sums}
+
+
+def _conditions(batch: Batch) -> dict[str, Any]:
+    """What else the model reads of a batch: the order of a prefix, the source of an encoder."""
+    given = {"orders": batch["orders"]} if "orders" in batch else {}
+    if "source_tokens" in batch:
+        given["source"] = Source(batch["source_tokens"], batch["source_positions"], batch["source_segment_ids"])
+    return given
 
 
 def gradients(
@@ -49,6 +69,7 @@ def gradients(
     accumulate: int,
     balance: Balance = UNBALANCED,
     mtp_weight: float = 0.0,
+    smoothing: float = 0.0,
 ) -> tuple[dict, dict]:
     """Gradient of the mean loss, and the sums of `loss_sums`, over `accumulate` microbatches in turn.
 
@@ -57,7 +78,7 @@ def gradients(
     targets, routed = jnp.maximum(jnp.sum(batch["weights"]), 1), jnp.maximum(jnp.sum(_real(batch)), 1)
 
     def objective(params, batch, shares):
-        total, sums = loss_sums(model, params, batch, mtp_weight)
+        total, sums = loss_sums(model, params, batch, mtp_weight, smoothing)
         shares = balancing.shares(sums["loads"]) if shares is None else shares
         penalty = balancing.penalty(balance, sums["loads"], shares)
         return total + penalty * targets / routed, {**sums, "penalty": penalty}
@@ -121,7 +142,8 @@ def make_train_step(model: Transformer, settings: Settings) -> Callable[[TrainSt
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict]:
         train = settings.train
-        grads, sums = gradients(model, state.params, batch, train.accumulate, balance, train.mtp_weight)
+        weights = dict(mtp_weight=train.mtp_weight, smoothing=train.label_smoothing)
+        grads, sums = gradients(model, state.params, batch, train.accumulate, balance, **weights)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         if balance.correction_rate:
