@@ -42,11 +42,9 @@ def test_export_of_an_import_is_the_file(case, tmp_path):
         "float32",
     )
     assert {p.name for p in tmp_path.iterdir()} == {"out"}
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-    }
+    # What generates nothing has no word on how to.
+    generates = {"generation_config.json"} if model.spec.decoder else set()
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"config.json", "model.safetensors"} | generates
 
 
 @pytest.mark.parametrize("case", golden.CASES)
@@ -56,6 +54,8 @@ def test_what_the_original_config_says_is_written_again(case):
     written = families.get(origin.family).to_hf(origin.dims)
     if not original.get("use_sliding_window"):
         original.pop("max_window_layers", None)  # says nothing then
+    if original.get("scale_decoder_outputs") is False:
+        original["tie_word_embeddings"] = False  # what a head of its own was called when it was published
     ours, theirs = (flat(config) for config in (written, original))
     differ = {name: (ours[name], theirs[name]) for name in ours.keys() & theirs.keys() if ours[name] != theirs[name]}
     assert not differ
