@@ -220,8 +220,19 @@ def dims(draw, family: str):
         ),
         type(None): None,
     }
+    vocab_size = draw(st.integers(2, 40))
+    masked_lm, pooler = draw(st.booleans()), draw(st.booleans())
     choices = {
-        "vocab_size": draw(st.integers(2, 40)),
+        "vocab_size": vocab_size,
+        "decoder_start": draw(st.integers(0, vocab_size - 1)),
+        "num_decoder_layers": draw(st.integers(1, 4)),
+        "num_buckets": draw(st.sampled_from((4, 32))),
+        "gated": draw(st.booleans()),
+        "activation": draw(st.sampled_from(("relu", "silu", "gelu"))),
+        "token_types": draw(st.integers(1, 3)),
+        "masked_lm": masked_lm,
+        "pooler": pooler,
+        "next_sentence": pooler and draw(st.booleans()),
         "d_model": heads * head_dim,
         "num_layers": layers,
         "num_heads": heads,

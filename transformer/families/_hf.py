@@ -19,7 +19,7 @@ HARMLESS = frozenset({
     "chunk_size_feed_forward", "is_encoder_decoder", "is_decoder", "output_past", "router_jitter_noise",
     "experts_implementation", "dropout", "dropout_rate", "activation_dropout", "classifier_dropout", "classif_dropout",
     "hidden_dropout_prob", "attention_probs_dropout_prob", "encoder_layerdrop", "decoder_layerdrop", "init_std",
-    "max_length", "num_beams", "bad_words_ids", "forced_eos_token_id",
+    "max_length", "num_beams", "bad_words_ids", "forced_eos_token_id", "_num_labels",
 })  # fmt: skip
 
 
