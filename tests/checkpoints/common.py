@@ -19,6 +19,9 @@ from transformer.nn.model import Transformer
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 CASES = tuple(sorted(file.parent.name for file in GOLDEN.glob("*/model.safetensors")))
+# By what they are: decoders alone, encoders alone, and both.
+KINDS = {case: json.loads((GOLDEN / case / "meta.json").read_text())["kind"] for case in CASES}
+DECODERS, ENCODERS, PAIRS = (tuple(c for c in CASES if KINDS[c] == kind) for kind in ("causal", "bert", "seq2seq"))
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # Stands for a field that is left out.
 ABSENT = object()

@@ -1,4 +1,7 @@
-"""What our model computes from a recorded case, beside what was recorded: for the tests, and for docs/families.md."""
+"""What a decoder computes from a recorded case, beside what was recorded: for the tests, and for docs/families.md.
+
+Models with an encoder are in `parity_encoders.py`, under the same names.
+"""
 
 import functools
 from typing import NamedTuple
@@ -15,7 +18,7 @@ from transformer.ops.sampling import Sampling
 
 LIMIT = 3e-4
 ROUTER = ("logits", "index", "weight")
-NEW = golden.expected(golden.CASES[0])["gen_tokens"].shape[1]
+NEW = golden.expected(golden.DECODERS[0])["gen_tokens"].shape[1]
 
 
 class Result(NamedTuple):
@@ -77,6 +80,17 @@ def error(got: np.ndarray, want: np.ndarray) -> float:
     """The largest difference of two arrays of one shape."""
     assert np.shape(got) == np.shape(want), f"shape {np.shape(got)}, expected {np.shape(want)}"
     return float(np.abs(np.asarray(got) - want).max())
+
+
+def close(what: str, got: np.ndarray, want: np.ndarray, limit: float = LIMIT) -> None:
+    """Agrees within `limit`; the figure is printed."""
+    small(what, error(got, want), limit)
+
+
+def small(what: str, error: float, limit: float = LIMIT) -> None:
+    """An error is within `limit`; the figure is printed."""
+    print(f"  {what}: {error:.1e}")
+    assert error <= limit, f"{what}: differs by {error:.1e}, limit {limit:.1e}"
 
 
 def logits_error(case: str) -> float:

@@ -9,6 +9,8 @@ import jax
 from tests import common
 from tests.checkpoints import common as golden
 from transformer import spec
+from transformer.checkpoints import hugging_face
+from transformer.families.bert import PARTS
 from transformer.nn import initial
 from transformer.nn.model import Transformer
 
@@ -41,7 +43,22 @@ SIZES = {
     "DeepSeek-V3": ("deepseek_v3", "671b"),
     "gpt-oss-20b": ("gpt_oss", "20b"),
     "gpt-oss-120b": ("gpt_oss", "120b"),
+    "bert-base-uncased": ("bert", "base"),
+    "bert-large-uncased": ("bert", "large"),
+    "t5-small": ("t5", "small"),
+    "t5-11b": ("t5", "11b"),
+    "t5-v1_1-base": ("t5", "v1.1-base"),
+    "flan-t5-xl": ("t5", "v1.1-xl"),
+    "opus-mt-en-de": ("marian", "opus-mt-en-de"),
 }
+
+# Files that hold more than `architectures` says: endings of the tensors that tell.
+HELD = {name: frozenset(PARTS.values()) for name in ("bert-base-uncased", "bert-large-uncased")}
+
+
+def read(name: str) -> spec.Model:
+    """The spec that our reader makes of a checkpoint's config."""
+    return hugging_face.read_spec(config(name), lambda: HELD.get(name))
 
 
 def config(name: str) -> dict[str, Any]:

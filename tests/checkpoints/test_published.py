@@ -16,14 +16,14 @@ PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 
 @pytest.mark.parametrize("name", published.NAMES)
 def test_published_config_gives_the_published_model(name):
-    read = hugging_face.read_spec(published.config(name))
+    read = published.read(name)
     assert published.nameless(read) == published.nameless(published.of_page(name))
     assert accounting.parameters(read).total == published.abstract_count(read) == published.count(name)
 
 
 @pytest.mark.parametrize("name", published.NAMES)
 def test_what_we_would_export_is_the_same_model(name):
-    read = hugging_face.read_spec(published.config(name))
+    read = published.read(name)
     written = families.get(read.origin.family).to_hf(read.origin.dims)
     assert hugging_face.read_spec(written) == read
 

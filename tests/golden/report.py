@@ -21,7 +21,6 @@ import transformer
 from tests.checkpoints import common as golden
 from tests.checkpoints import parity, published
 from transformer import families
-from transformer.checkpoints import hugging_face
 from transformer.checkpoints.tensors import TensorFiles, block_of
 from transformer.planning import accounting
 
@@ -124,7 +123,7 @@ def round_trip(cases: list[str]) -> str:
 @functools.cache
 def counted(name: str) -> tuple[int, bool]:
     """(parameters, is our page's spec) of a published config."""
-    model = hugging_face.read_spec(published.config(name))
+    model = published.read(name)
     same = published.nameless(model) == published.nameless(published.of_page(name))
     count = accounting.parameters(model).total
     if count != published.abstract_count(model):
