@@ -1,5 +1,6 @@
 """Hugging Face directories, read and written."""
 
+import functools
 import json
 import os
 import shutil
@@ -25,7 +26,8 @@ SHARD_BYTES = 5 * 10**9
 # What travels along with the weights, unread by us.
 COMPANIONS = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
-    "chat_template.jinja", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json",
+    "chat_template.jinja", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json", "vocab.txt",
+    "spiece.model", "source.spm", "target.spm",
 )  # fmt: skip
 
 
@@ -50,22 +52,28 @@ def read_config(directory: str | os.PathLike) -> dict[str, Any]:
     return values
 
 
-def read_spec(config: Mapping[str, Any]) -> spec.Model:
+def read_spec(config: Mapping[str, Any], names: Callable[[], frozenset[str] | None] = lambda: None) -> spec.Model:
     """The spec of a Hugging Face config.
 
+    Args:
+      names: gives the names of the tensors beside it, where there are any: they say which optional parts there are.
+
     Raises:
+      CheckpointError: `names` can't be had.
       SettingsError, SpecError: an unknown model type; a field that is missing, contradictory or not implemented.
     """
     name = families.of_model_type(config["model_type"])
-    reader = _hf.HFConfig(config)
+    reader = _hf.HFConfig(config, names)
     try:
         dims = families.get(name).from_hf(reader)
         reader.finish()
         # Every dimension has the type that the family declares, before anything is computed from it.
         dims = from_mapping(type(dims), vars(dims), "config.json: ")
-        check(dims.num_layers <= _hf.MAX_LAYERS, "config.json: num_layers", dims.num_layers, "no model is that deep")
+        for field in ("num_layers", "num_decoder_layers"):
+            layers = getattr(dims, field, 1)
+            check(layers <= _hf.MAX_LAYERS, f"config.json: {field}", layers, "no model is that deep")
         return families.make(name, dims)
-    except (SettingsError, spec.SpecError):
+    except (CheckpointError, SettingsError, spec.SpecError):
         raise
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, MemoryError) as error:
         raise SettingsError(f"config.json: a field of {name} has a value that can't be used ({error!r})") from None
@@ -84,13 +92,19 @@ def open_spec(directory: str | os.PathLike, mtp: bool = True) -> spec.Model:
       CheckpointError, SettingsError, SpecError: as `read_config`, `read_spec` and `TensorFiles` do.
     """
     config = read_config(directory)
-    found = read_spec(config)
+
+    @functools.cache
+    def held() -> frozenset[str] | None:
+        there = any(Path(directory).glob("*.safetensors"))
+        return TensorFiles(Path(directory)).names if there else None
+
+    found = read_spec(config, held)
     if found.mtp is None:
         return found
-    if mtp and any(Path(directory).glob("*.safetensors")):
-        table, held = families.get(found.origin.family).table(found), TensorFiles(Path(directory)).names
-        mtp = any(row.name in held for row in table.around if row.paths[0].startswith("mtp/"))
-    return found if mtp else read_spec({**config, NEXT_N: 0})
+    if mtp and held() is not None:
+        table = families.get(found.origin.family).table(found)
+        mtp = any(row.name in held() for row in table.around if row.paths[0].startswith("mtp/"))
+    return found if mtp else read_spec({**config, NEXT_N: 0}, held)
 
 
 def read_params(
@@ -149,7 +163,9 @@ def write(
         kind = write_tensors(partial, tensors, None if dtype is None else np.dtype(dtype), shard_bytes, progress)
         _write_json(partial / "config.json", family.to_hf(origin.dims) | ids | {"dtype": kind})
         stated = {name: value for name, value in ids.items() if value is not None}
-        if stated:
+        if model.decoder_start is not None:
+            stated["decoder_start_token_id"] = model.decoder_start
+        if stated and model.decoder is not None:
             _write_json(partial / "generation_config.json", stated)
         for name in COMPANIONS if companions else ():
             if (Path(companions) / name).is_file():

@@ -38,14 +38,25 @@ class Row:
 
 @dataclass(frozen=True)
 class Spelling:
-    """Another beginning of all names that begin with `usual`, which some files have instead."""
+    """Another way in which some files write all names.
 
-    usual: str
-    other: str
+    Attributes:
+      usual, other: the beginning that is replaced, and by what.
+      endings: the same of endings.
+    """
+
+    usual: str = ""
+    other: str = ""
+    endings: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, name: str) -> str:
         """A name in this spelling."""
-        return self.other + name.removeprefix(self.usual) if name.startswith(self.usual) else name
+        if name.startswith(self.usual):
+            name = self.other + name.removeprefix(self.usual)
+        for usual, other in self.endings.items():
+            if name.endswith(usual):
+                return name.removesuffix(usual) + other
+        return name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,18 +65,20 @@ class Table:
 
     Attributes:
       around: rows outside the layers; paths from the root of the parameters.
-      layers: rows of each layer in the order in which they run, those of multi-token prediction last; paths within the
-        block, {i} in names is its number.
+      layers: rows of each layer in the order in which they run (encoder, decoder, multi-token prediction); paths within
+        the block, {i} in names is its number in its stack.
       copies: tensors that repeat another one, by its name: equal or absent when read, and written.
+      echoes: the same of those that only some files hold, which are not written.
       ignored: regular expressions of tensors that hold no parameters of their own (buffers, tied heads).
       left_out: parts of the checkpoint that are not part of the model, each a regular expression of its tensors;
         who reads such a file is told.
-      spellings: other beginnings of the names, of which a file has one throughout.
+      spellings: other ways to write the names, of which a file has one throughout.
     """
 
     around: tuple[Row, ...]
     layers: tuple[tuple[Row, ...], ...]
     copies: Mapping[str, str] = field(default_factory=dict)
+    echoes: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     spellings: tuple[Spelling, ...] = ()

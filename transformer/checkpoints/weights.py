@@ -156,7 +156,7 @@ def _tell(files: TensorFiles, table: Table) -> None:
 
 def _check(files: TensorFiles, table: Table, found: list[Link], names: dict, shapes: dict) -> None:
     theirs, wanted = set(files.names), set(names.values())
-    copies = {name: original for name, original in table.copies.items() if name in theirs}
+    copies = {name: original for name, original in (table.copies | table.echoes).items() if name in theirs}
     theirs -= copies.keys()
     unknown = sorted(name for name in theirs - wanted if not table.is_ignored(name))
     missing = sorted(wanted - theirs)

@@ -1,6 +1,6 @@
 """Reading and writing the `config.json` of a Hugging Face model: no field is ignored in silence."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from transformer import spec as s
@@ -17,7 +17,9 @@ HARMLESS = frozenset({
     "attn_implementation", "_attn_implementation", "id2label", "label2id", "problem_type", "seq_aux", "aux_loss_alpha",
     "ep_size", "auto_map", "n_ctx", "reorder_and_upcast_attn", "quantization_config",
     "chunk_size_feed_forward", "is_encoder_decoder", "is_decoder", "output_past", "router_jitter_noise",
-    "experts_implementation",
+    "experts_implementation", "dropout", "dropout_rate", "activation_dropout", "classifier_dropout", "classif_dropout",
+    "hidden_dropout_prob", "attention_probs_dropout_prob", "encoder_layerdrop", "decoder_layerdrop", "init_std",
+    "max_length", "num_beams", "bad_words_ids", "forced_eos_token_id",
 })  # fmt: skip
 
 
@@ -28,8 +30,9 @@ MAX_LAYERS = 10_000
 class HFConfig:
     """A config being read: every field is taken once, expected to be a value, or harmless."""
 
-    def __init__(self, values: Mapping[str, Any]):
-        self._values = dict(values)
+    def __init__(self, values: Mapping[str, Any], names: Callable[[], frozenset[str] | None] = lambda: None):
+        """`names` gives the names of the tensors that lie beside the config, or None where there are no weights."""
+        self._values, self._names = dict(values), names
         self._read = set(HARMLESS)
         self._groups: list[HFConfig] = []
 
@@ -77,15 +80,20 @@ class HFConfig:
         self.require(type(value) is int and value >= 1, name, value, "expected a whole number, at least 1")
         return value
 
-    def number(self, name: str) -> float:
+    def number(self, name: str, *default: Any) -> float:
         """A field that is a number.
 
         Raises:
           SettingsError: it is missing or something else.
         """
-        value = self.take(name)
+        value = self.take(name, *default)
         self.require(type(value) in (int, float), name, value, "expected a number")
         return float(value)
+
+    def holds(self, ending: str) -> bool | None:
+        """Whether the weights beside the config have a tensor whose name ends so; None where there are no weights."""
+        names = self._names()
+        return None if names is None else any(name.endswith(ending) for name in names)
 
     def require(self, condition: bool, name: str, value: Any, remedy: str) -> None:
         """Raises `SettingsError` about a field unless the condition holds."""

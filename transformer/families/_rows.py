@@ -23,22 +23,30 @@ def same(path: str, name: str) -> Row:
     return Row(paths=(path,), name=name, pattern="d -> d")
 
 
-def attention(a: s.Attention, prefix: str = LAYER + "self_attn.") -> list[Row]:
-    """q_proj, k_proj, v_proj, o_proj; q_norm and k_norm; sinks."""
-    rows = []
-    for path, name, heads in (
-        ("query", "q_proj", a.num_heads), ("key", "k_proj", a.num_kv_heads), ("value", "v_proj", a.num_kv_heads),
-    ):  # fmt: skip
-        inward = dict(bias=a.qkv_bias, bias_pattern="(n h) -> n h", n=heads)
-        rows += linear(f"attention/{path}", prefix + name, "(n h) d -> d n h", **inward)
-    out = dict(bias=a.out_bias, n=a.num_heads)
-    rows += linear("attention/out", prefix + "o_proj", "d (n h) -> n h d", **out)
+def attention(
+    a: s.Attention,
+    prefix: str = LAYER + "self_attn.",
+    path: str = "attention",
+    names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj"),
+) -> list[Row]:
+    """The projections of query, key, value and out under their `names`; q_norm and k_norm; sinks."""
+    rows, (*inward, out) = [], names
+    parts = ("query", a.num_heads), ("key", a.num_kv_heads), ("value", a.num_kv_heads)
+    for (part, heads), name in zip(parts, inward, strict=True):
+        sizes = dict(bias=a.qkv_bias, bias_pattern="(n h) -> n h", n=heads)
+        rows += linear(f"{path}/{part}", prefix + name, "(n h) d -> d n h", **sizes)
+    rows += linear(f"{path}/out", prefix + out, "d (n h) -> n h d", bias=a.out_bias, n=a.num_heads)
     if a.qk_norm:
-        rows += [same("attention/query_norm/scale", prefix + "q_norm.weight")]
-        rows += [same("attention/key_norm/scale", prefix + "k_norm.weight")]
+        rows += [same(f"{path}/query_norm/scale", prefix + "q_norm.weight")]
+        rows += [same(f"{path}/key_norm/scale", prefix + "k_norm.weight")]
     if a.sinks:
-        rows += [same("attention/sinks", prefix + "sinks")]
+        rows += [same(f"{path}/sinks", prefix + "sinks")]
     return rows
+
+
+def layer_norm(path: str, name: str) -> list[Row]:
+    """Scale and bias of a LayerNorm."""
+    return [same(f"{path}/scale", f"{name}.weight"), same(f"{path}/bias", f"{name}.bias")]
 
 
 def feed_forward(f: s.FeedForward, path: str = "ffn", prefix: str = LAYER + "mlp.") -> list[Row]:

@@ -73,14 +73,13 @@ def table(model: s.Model) -> Table:
             *_rows.linear("ffn/down", "mlp.c_proj", "i o -> i o", bias=True),
         ]
         for ours, theirs in (("attention_norm", "ln_1"), ("ffn_norm", "ln_2")):
-            rows += [_rows.same(f"{ours}/scale", f"{theirs}.weight"), _rows.same(f"{ours}/bias", f"{theirs}.bias")]
+            rows += _rows.layer_norm(ours, theirs)
         return tuple(dataclasses.replace(row, name=prefix + row.name) for row in rows)
 
     around = (
         Row(paths=("embedding/token",), name="transformer.wte.weight", pattern="v d -> v d"),
         Row(paths=("embedding/position",), name="transformer.wpe.weight", pattern="t d -> t d"),
-        _rows.same("decoder/final_norm/scale", "transformer.ln_f.weight"),
-        _rows.same("decoder/final_norm/bias", "transformer.ln_f.bias"),
+        *_rows.layer_norm("decoder/final_norm", "transformer.ln_f"),
     )
     buffers = (r".*\.attn\.(masked_)?bias", r"lm_head\.weight")
     layers = tuple(map(layer, model.decoder.layers))
