@@ -41,9 +41,9 @@ SPEC = spec.Model(
 MODEL = Transformer(SPEC, Compute(attention="reference"))
 
 
-def resized(vocab_size: int) -> spec.Model:
+def resized(vocab_size: int, start: int = START) -> spec.Model:
     """The same model of another vocabulary."""
-    return dataclasses.replace(SPEC, vocab_size=vocab_size)
+    return dataclasses.replace(SPEC, vocab_size=vocab_size, decoder_start=start)
 
 
 @functools.cache
@@ -69,16 +69,17 @@ def sources(seed: int = 0) -> list[list[int]]:
     return [rng.integers(0, VOCAB, length).tolist() for length in SOURCES]
 
 
-def logprobs(source: list[int], written: list[int]) -> np.ndarray:
+def logprobs(source: list[int], written: list[int], model: Transformer = MODEL, values=None) -> np.ndarray:
     """Log probabilities [T + 1, V] of what follows the start and each written token, from one whole forward."""
     tokens = np.zeros((1, 64), np.int32)
-    tokens[0, : len(written) + 1] = [START, *written]
+    tokens[0, : len(written) + 1] = [model.spec.decoder_start, *written]
     read = np.zeros((1, 32), np.int32)
     read[0, : len(source)] = source
     positions = np.where(np.arange(32) < len(source), np.arange(32), -1)[None]
-    return np.asarray(_forward(params(), tokens, Source(read, positions)))[0, : len(written) + 1]
+    values = params() if values is None else values
+    return np.asarray(_forward(model, values, tokens, Source(read, positions)))[0, : len(written) + 1]
 
 
-@jax.jit
-def _forward(values, tokens, source):
-    return jax.nn.log_softmax(MODEL.apply({"params": values}, tokens, source=source))
+@functools.partial(jax.jit, static_argnums=0)
+def _forward(model, values, tokens, source):
+    return jax.nn.log_softmax(model.apply({"params": values}, tokens, source=source))

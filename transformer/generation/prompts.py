@@ -12,6 +12,7 @@ from transformer import sharding
 from transformer.nn.context import Source
 from transformer.nn.model import Transformer
 from transformer.settings import check
+from transformer.spec import Model
 
 # The shortest bucket, in tokens.
 SHORTEST = 16
@@ -62,7 +63,7 @@ def make_batches(
         little room in a learned position table, fewer than 1 new token, seeds that are no uint32 or not one a prompt,
         or prefixes that are not one a prompt or have no encoder before them.
     """
-    check_writes(model)
+    check_writes(model.spec)
     check(max_new_tokens >= 1, "max_new_tokens", max_new_tokens, "use at least 1")
     check(size >= 1, "batch_size", size, "use at least 1")
     check(chunk >= 1, "prefill_chunk", chunk, "use at least 1")
@@ -94,16 +95,16 @@ def make_batches(
     return batches
 
 
-def check_writes(model: Transformer) -> None:
+def check_writes(model: Model) -> None:
     """Raises `SettingsError` for a model that writes no text."""
     remedy = "it reads in both directions and writes nothing; `generation.fill_mask` guesses hidden tokens"
-    check(model.spec.decoder is not None, "model", "an encoder alone", remedy)
-    check(model.spec.head is not None, "model", "a decoder without a head", "it has features and no tokens")
+    check(model.decoder is not None, "model", "an encoder alone", remedy)
+    check(model.head is not None, "model", "a decoder without a head", "it has features and no tokens")
 
 
-def check_alone(model: Transformer, what: str) -> None:
+def check_alone(model: Model, what: str) -> None:
     """Raises `SettingsError` for a model with an encoder, in front of what only a decoder alone can do."""
-    check(model.spec.encoder is None, "model", "an encoder and a decoder", f"{what}; use a model of a decoder alone")
+    check(model.encoder is None, "model", "an encoder and a decoder", f"{what}; use a model of a decoder alone")
 
 
 def _begins(model: Transformer, count: int, prefixes: Sequence[Sequence[int]] | None) -> list[np.ndarray] | None:

@@ -60,8 +60,8 @@ class Session:
         chunk: int = CHUNK,
         cache_dtype: caches.CacheDType | None = None,
     ):
-        check_writes(model)
-        check_alone(model, "a conversation goes on in one text")
+        check_writes(model.spec)
+        check_alone(model.spec, "a conversation goes on in one text")
         check(capacity >= 1, "capacity", capacity, "use at least 1")
         check(chunk >= 1, "prefill_chunk", chunk, "use at least 1")
         self._model, self._params = model, params

@@ -94,8 +94,8 @@ def speculate(
       SettingsError: a draft of another vocabulary or with too short a table of positions, a model that has no module of
         its own, fewer than 1 guess, or what `generate` refuses.
     """
-    check_writes(model)
-    check_alone(model, "a draft guesses what follows a text")
+    check_writes(model.spec)
+    check_alone(model.spec, "a draft guesses what follows a text")
     guesser, draft_params = _draft(model, params, draft)
     check(draft_tokens >= 1, "draft_tokens", draft_tokens, "use at least 1")
     penalty = sampling.repetition_penalty

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from transformer.generation.beam import Beams, beam_search
 from transformer.generation.speculative import Statistics, speculate
-from transformer.generation.tokens import Completion, generate
+from transformer.generation.tokens import Completion, OnToken, generate
 from transformer.nn.model import Transformer
 from transformer.settings import check
 from transformer.tokenizer import StreamDecoder, Tokenizer
@@ -60,8 +61,8 @@ def complete(
     that is completed first; `stream` is handed exactly the returned text, piece by piece, and no part of a stop string.
 
     Args:
-      options: of `generate`: sampling, seed, cache_dtype, batch_size, prefill_chunk, on_batch; or, with a draft, those
-        of `drawer` and `speculate`.
+      options: of `generate`: sampling, seed, cache_dtype, batch_size, prefill_chunk, on_batch; or, with a draft or
+        beams, those of `drawer` and of `speculate` or `beam_search`.
 
     Raises:
       SettingsError: an empty prompt where the tokenizer has no BOS, an empty stop string, or what `generate` refuses.
@@ -82,15 +83,22 @@ def drawer(
     params: dict,
     *,
     draft: tuple[Transformer, dict] | Literal["own"] | None = None,
+    beams: Beams | None = None,
     on_statistics: Callable[[Statistics], None] | None = None,
     **options: Any,
 ) -> Run:
-    """`generate`; or, where there is a draft, `speculate`.
+    """`generate`; or `speculate` where there is a draft; or the best text of `beam_search` where there are beams.
 
     Args:
       draft: (model, parameters) that guess ahead, or "own": the model's own module of multi-token prediction.
       on_statistics: told how the draft did.
+
+    Raises:
+      SettingsError: beams with a draft, or with anything that draws; the run raises it for beams that are watched.
     """
+    if beams is not None:
+        check(draft is None, "draft", draft, "beams leave nothing to guess; leave one of them out")
+        return functools.partial(_best, model, params, beams, _searching(options))
     if draft is None:
         return functools.partial(generate, model, params, **options)
 
@@ -102,6 +110,27 @@ def drawer(
         return completions
 
     return run
+
+
+def _searching(options: dict[str, Any]) -> dict[str, Any]:
+    for name in ("sampling", "seed"):
+        check(name not in options, name, options.get(name), "beams leave nothing to draw; leave it out")
+    return options
+
+
+def _best(
+    model: Transformer,
+    params: dict,
+    beams: Beams,
+    options: dict[str, Any],
+    prompts: Sequence[list[int]],
+    *,
+    eos_ids: Sequence[int],
+    on_token: OnToken | None,
+) -> list[Completion]:
+    remedy = "the best text is known when all are: there is no stream, and no stop string ends one; leave them out"
+    check(on_token is None, "beams", beams, remedy)
+    return [texts[0] for texts in beam_search(model, params, prompts, beams=beams, eos_ids=eos_ids, **options)]
 
 
 def write(

@@ -98,7 +98,7 @@ def generate(
 def check_whole(model: Transformer, prompts: Sequence[Sequence[int]], both_ways: bool, chunk: int) -> None:
     """Raises `SettingsError` where prompts can't see both ways."""
     if both_ways:
-        check_alone(model, "both_ways: its encoder sees both ways already")
+        check_alone(model.spec, "both_ways: its encoder sees both ways already")
         longest = max(map(len, prompts))
         check(longest <= chunk, "prefill_chunk", chunk, f"both_ways: a prompt is read whole; use at least {longest}")
 
