@@ -154,15 +154,17 @@ def generate_text(
     Args:
       options: how tokens are drawn (fields of `ops.sampling.Sampling`: temperature, top_k, top_p, min_p,
         repetition_penalty); stop strings and stream, a function of (index of the prompt, piece of text)
-        (`generation.complete`); seed, cache_dtype, batch_size, prefill_chunk and so on (`generation.generate`).
+        (`generation.complete`); seed, cache_dtype, batch_size, prefill_chunk and so on (`generation.generate`); or
+        beams (`generation.Beams`), with which nothing is drawn.
     """
     from transformer import generation
     from transformer.ops.sampling import Sampling
 
     names = {field.name for field in dataclasses.fields(Sampling)}
-    sampling = Sampling(**{name: options.pop(name) for name in names & set(options)})
+    if drawing := {name: options.pop(name) for name in names & set(options)}:
+        options["sampling"] = Sampling(**drawing)
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-    options = {"max_new_tokens": max_new_tokens, "sampling": sampling, **options}
+    options = {"max_new_tokens": max_new_tokens, **options}
     return generation.generate_text(model, params, tokenizer, prompts, **options)
 
 

@@ -51,16 +51,8 @@ def run(args: argparse.Namespace) -> None:
     # Here and not above, so that --help does not wait for JAX.
     from transformer.generation import jobs
     from transformer.generation.tokens import BATCH_SIZE
-    from transformer.ops.sampling import Sampling
 
-    filters = {name: value for name in FILTERS if (value := getattr(args, name)) is not None}
-    filters = {"temperature": 0.0} if args.greedy else filters
-    options = dict(
-        sampling=Sampling(**filters, repetition_penalty=args.repetition_penalty),
-        max_new_tokens=args.max_new_tokens,
-        seed=args.seed,
-        stop=args.stop,
-    )
+    options = dict(max_new_tokens=args.max_new_tokens, stop=args.stop, **_method(args))
     if args.prompts:
         todo = jobs.read_jobs(args.prompts, args.chat)
     else:
@@ -95,11 +87,18 @@ def _open(args: argparse.Namespace, many: bool) -> tuple[Any, Callable[[], tuple
     from transformer import api, generation, spec
     from transformer.chat import load_template
     from transformer.checkpoints import source as sources
+    from transformer.generation.prompts import check_alone, check_writes
     from transformer.tokenizer import load_tokenizer
 
     compute = {"dtype": args.dtype} if args.dtype else {}
     auto = "apart" if many and jax.default_backend() == "cpu" else "stacked"
     layers = auto if args.layers == "auto" else args.layers
+
+    def check(built: spec.Model) -> None:
+        check_writes(built)
+        if args.chat:
+            check_alone(built, "--chat: a conversation goes on in one text")
+
     seen = functools.partial(spec.streaming, sinks=args.sinks or 4, window=args.window) if args.window else lambda x: x
 
     def finish(begin: float, model, params, tokenizer):
@@ -112,6 +111,7 @@ def _open(args: argparse.Namespace, many: bool) -> tuple[Any, Callable[[], tuple
     def load_run():
         begin = time.perf_counter()
         model, params, tokenizer = api.load(args.workdir, **compute)
+        check(model.spec)
         model = model.clone(spec=seen(model.spec))
         return finish(begin, *(generation.unroll(model, params) if layers == "apart" else (model, params)), tokenizer)
 
@@ -122,11 +122,29 @@ def _open(args: argparse.Namespace, many: bool) -> tuple[Any, Callable[[], tuple
     if args.workdir:
         return load_template(args.workdir) if args.chat else None, load_run
     source = sources.HuggingFace(args.hf) if args.hf else sources.GGUF(args.gguf)
+    check(source.spec)
     source.spec = seen(source.spec)
     tokenizer = load_tokenizer(args.tokenizer or source.tokenizer_name(), published=True)
     if tokenizer.vocab_size > source.spec.vocab_size:
         raise ValueError(f"{tokenizer.vocab_size} tokens in the tokenizer, {source.spec.vocab_size} in the model")
     return load_template(source.companions) if args.chat else None, load_source
+
+
+def _method(args: argparse.Namespace) -> dict[str, Any]:
+    """The options that say which text is made of all that may follow."""
+    from transformer.generation import Beams
+    from transformer.ops.sampling import Sampling
+
+    if args.beams:
+        stopping = {None: False, "false": False, "true": True}.get(args.early_stopping, args.early_stopping)
+        penalty = 1.0 if args.length_penalty is None else args.length_penalty
+        return {"beams": Beams(num_beams=args.beams, length_penalty=penalty, early_stopping=stopping)}
+    filters = {name: value for name in FILTERS if (value := getattr(args, name)) is not None}
+    filters = {"temperature": 0.0} if args.greedy else filters
+    return {
+        "sampling": Sampling(**filters, repetition_penalty=args.repetition_penalty),
+        "seed": 0 if args.seed is None else args.seed,
+    }
 
 
 def _draft(args: argparse.Namespace) -> dict[str, Any]:
@@ -213,7 +231,7 @@ def _print_all(args: argparse.Namespace, loaded: tuple, prompts: list[str], jobs
     from transformer.generation import complete
     from transformer.generation.meter import Meter
 
-    if len(prompts) == 1 and not (args.no_stream or args.logprobs):
+    if len(prompts) == 1 and not (args.no_stream or args.logprobs or args.beams):
         _stream(lambda stream: complete(*loaded, prompts, stream=stream, **options)[0], [])
         return
     with Meter() as meter:

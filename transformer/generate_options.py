@@ -50,7 +50,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     drawing.add_argument("--greedy", action="store_true", help="always the most probable token")
     about = "logits of tokens that were there before are divided by it (1.0)"
     drawing.add_argument("--repetition-penalty", type=float, default=1.0, help=about)
-    drawing.add_argument("--seed", type=int, default=0)
+    drawing.add_argument("--seed", type=int, help="of the random numbers (0)")
+    _add_search(drawing)
     drawing.add_argument("--stop", action="append", default=[], help="text that ends the answer; repeatable")
     drawing.add_argument("--no-stream", action="store_true", help="print a text when it is complete")
     about = "the natural log of every token's probability, after the text or in --output"
@@ -61,6 +62,15 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     if problem := _contradiction(args):
         parser.error(problem)
     return args
+
+
+def _add_search(group) -> None:
+    about = "search for the most probable text, keeping K at a time, instead of drawing one"
+    group.add_argument("--beams", type=_positive, metavar="K", help=about)
+    about = "power of the length that divides a text's log probability, with --beams (1.0)"
+    group.add_argument("--length-penalty", type=float, metavar="P", help=about)
+    about = "when --beams end: with K texts (true), once none looks better (false), once none can be better (never)"
+    group.add_argument("--early-stopping", choices=["true", "false", "never"], help=about)
 
 
 def _add_running(group) -> None:
@@ -87,7 +97,16 @@ def _contradiction(args: argparse.Namespace) -> str | None:
     """What can't be meant by options that are right one by one."""
     chosen = [f"--{name.replace('_', '-')}" for name in FILTERS if getattr(args, name) is not None]
     single = [f"--{name.replace('_', '-')}" for name in ("prompt", "prompt_file", "no_stream") if getattr(args, name)]
+    drawing = [*chosen, *(["--greedy"] if args.greedy else []), *(["--seed"] if args.seed is not None else [])]
+    watched = {
+        "--repetition-penalty": args.repetition_penalty != 1,
+        "--stop": args.stop,
+        "--draft": args.draft,
+        "--num-samples": args.num_samples > 1,
+    }
+    drawing += [flag for flag, value in watched.items() if value]
     batch = {
+        "--beams": args.beams,
         "--batch-size": args.batch_size,
         "--draft": args.draft,
         "--logprobs": args.logprobs,
@@ -107,6 +126,9 @@ def _contradiction(args: argparse.Namespace) -> str | None:
         "--draft-tokens: needs --draft": args.draft_tokens and not args.draft,
         "--repetition-penalty: a --draft can't know what it changes": args.draft and args.repetition_penalty != 1,
         "--prefill-chunk: with --draft prompts are read whole": args.draft and args.prefill_chunk,
+        f"--beams: finds the most probable text; leave out {', '.join(drawing)}": args.beams and drawing,
+        "--length-penalty: needs --beams": args.length_penalty is not None and not args.beams,
+        "--early-stopping: needs --beams": args.early_stopping and not args.beams,
         f"--greedy: leaves nothing to {', '.join(chosen)}; give one of them": args.greedy and chosen,
         f"{', '.join(alone)}: not in a conversation; give a --prompt": args.conversation and alone,
     }

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt
 
 from transformer import axes as ax
 from transformer import sharding
+from transformer.nn.context import Source
 from transformer.nn.model import Transformer
 from transformer.ops import cache as caches
 from transformer.ops.sampling import Method, penalize, sample
@@ -34,12 +35,14 @@ class Plan:
       cache_dtype: of keys and values at rest.
       chunk: tokens of a prompt that are read at once.
       slack: tokens that may be written and dropped again (`ops.cache.init`).
+      both_ways: the tokens of a prompt see each other, as those of a prefix do in training; they are then one chunk.
     """
 
     capacity: int
     cache_dtype: caches.CacheDType
     chunk: int
     slack: int = 0
+    both_ways: bool = False
 
 
 @jax.tree_util.register_dataclass
@@ -96,6 +99,7 @@ def prefill(
     ends: Int[np.ndarray, " E"],
     method: Method,
     plan: Plan,
+    source: Source | None = None,
 ) -> tuple[State, Drawn]:
     """Reads prompts, padded on the right, and draws the first token of each row (Drawn of one column).
 
@@ -104,11 +108,26 @@ def prefill(
       left: tokens that each row may draw; 0 in a row without a prompt.
       seeds: what the random keys are made of (`prompts.Batch`).
       ends: tokens that end a row; `NOTHING` is never drawn.
+      source: what an encoder reads; `prompts` are then the first tokens of what the decoder writes.
     """
+    read = read_all(model, params, prompts, lengths, plan, source)
+    return begin(model, params, read.features, read.cache, prompts, lengths, left, seeds, ends, method)
+
+
+def read_all(
+    model: Transformer,
+    params: dict,
+    prompts: Int[np.ndarray, "B P"],
+    lengths: Int[np.ndarray, " B"],
+    plan: Plan,
+    source: Source | None = None,
+) -> Read:
+    """Prompts read to their ends, `plan.chunk` tokens at a time."""
     width, read = min(plan.chunk, prompts.shape[1]), None
     for start in range(0, prompts.shape[1], width):
-        read = absorb(model, params, prompts[:, start : start + width], np.int32(start), lengths, read, plan)
-    return begin(model, params, read.features, read.cache, prompts, lengths, left, seeds, ends, method)
+        tokens, first = prompts[:, start : start + width], np.int32(start)
+        read = absorb(model, params, tokens, first, lengths, read, plan, source if read is None else None)
+    return read
 
 
 @functools.partial(jax.jit, static_argnames=("model", "plan"), donate_argnames="read")
@@ -120,16 +139,22 @@ def absorb(
     lengths: Int[Array, " B"],
     read: Read | None,
     plan: Plan,
+    source: Source | None = None,
 ) -> Read:
-    """Reads the prompts' next T tokens, from position `start`; None: these are the first. `read` is used up."""
+    """Reads the prompts' next T tokens, from position `start`; None: these are the first. `read` is used up.
+
+    `source` comes with the first tokens, where there is an encoder.
+    """
     positions = start + jnp.arange(tokens.shape[1], dtype=jnp.int32)
     positions = jnp.where(positions < lengths[:, None], positions, -1)
     fresh = read is None
     if read is None:
-        cache = caches.init(model.spec.decoder, tokens.shape[0], plan.capacity, plan.cache_dtype, plan.slack)
+        length = 0 if source is None else source.tokens.shape[1]
+        cache = caches.init(model.spec.decoder, tokens.shape[0], plan.capacity, plan.cache_dtype, plan.slack, length)
     else:
         cache = read.cache
-    x, cache = features(model, params, tokens, positions, cache, fresh)
+    orders = jnp.where(positions < 0, -1, lengths[:, None] - 1) if plan.both_ways and fresh else None
+    x, cache = features(model, params, tokens, positions, cache, fresh, orders=orders, source=source)
     last = lengths - 1 - start
     x = jnp.take_along_axis(x, jnp.clip(last, 0, tokens.shape[1] - 1)[:, None, None], axis=1)
     if read is not None:
@@ -197,10 +222,12 @@ def decode(
     return pin(model, state), replicate(model, drawn)
 
 
-def features(model: Transformer, params: dict, tokens, positions, cache: caches.StackCache, fresh: bool = False):
-    """Final features [B, T, D] of the tokens, and the cache with them written."""
+def features(
+    model: Transformer, params: dict, tokens, positions, cache: caches.StackCache, fresh: bool = False, **options
+):
+    """Final features [B, T, D] of the tokens, and the cache with them written; options as of `Transformer.features`."""
     args = tokens, positions
-    return model.apply({"params": params}, *args, cache=cache, fresh=fresh, method="features")
+    return model.apply({"params": params}, *args, cache=cache, fresh=fresh, **options, method="features")
 
 
 def draw(model: Transformer, params: dict, x: Float[Array, "B 1 D"], state: State, ends: Array, method: Method):

@@ -32,7 +32,7 @@ def _separate(stack: spec.Stack, params: dict[str, Any]) -> dict[str, Any]:
         for i in range(len(stack.body)):
             layers.append(jax.tree.map(lambda x: x[repeat], params["body"][f"block_{i}"]))
     layers += [params[f"tail_{i}"] for i in range(len(stack.tail))]
-    rest = {name: value for name, value in params.items() if name == "final_norm"}
+    rest = {name: params[name] for name in ("final_norm", "relative_bias") if name in params}
     return {f"head_{i}": layer for i, layer in enumerate(layers)} | rest
 
 

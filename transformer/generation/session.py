@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from transformer.generation.decode import Plan, Read, absorb, begin, pin_cache, pin_read
-from transformer.generation.prompts import bucket, make_batches
+from transformer.generation.prompts import bucket, check_alone, check_writes, make_batches
 from transformer.generation.text import Stream, Text, write
 from transformer.generation.tokens import (
     PLAIN,
@@ -46,6 +46,9 @@ class Session:
       capacity: positions that the cache is made for; it is made anew, twice as large, when a conversation needs more.
       chunk: tokens that are read at once.
       cache_dtype: of cached keys and values; the model's compute dtype by default.
+
+    Raises:
+      SettingsError: a model with an encoder, or sizes below 1.
     """
 
     def __init__(
@@ -57,6 +60,8 @@ class Session:
         chunk: int = CHUNK,
         cache_dtype: caches.CacheDType | None = None,
     ):
+        check_writes(model.spec)
+        check_alone(model.spec, "a conversation goes on in one text")
         check(capacity >= 1, "capacity", capacity, "use at least 1")
         check(chunk >= 1, "prefill_chunk", chunk, "use at least 1")
         self._model, self._params = model, params
@@ -81,7 +86,8 @@ class Session:
         def run(prompts, **ends):
             return [self.generate(prompts[0], **ends, **options)]
 
-        [text] = write(run, tokenizer, [tokenizer.encode(prompt)], stop, stream)
+        ids = [tokenizer.encode(prompt)]
+        [text] = write(run, tokenizer, ids, stop, stream, before=ids)
         return text
 
     def generate(

@@ -8,7 +8,7 @@ import numpy as np
 
 from transformer.generation.decode import MAX_STEPS, Plan
 from transformer.generation.drafts import Draft, OtherModel, OwnModule
-from transformer.generation.prompts import Batch, make_batches
+from transformer.generation.prompts import Batch, check_alone, check_writes, make_batches
 from transformer.generation.rounds import prefill, run
 from transformer.generation.tokens import (
     BATCH_SIZE,
@@ -94,6 +94,8 @@ def speculate(
       SettingsError: a draft of another vocabulary or with too short a table of positions, a model that has no module of
         its own, fewer than 1 guess, or what `generate` refuses.
     """
+    check_writes(model.spec)
+    check_alone(model.spec, "a draft guesses what follows a text")
     guesser, draft_params = _draft(model, params, draft)
     check(draft_tokens >= 1, "draft_tokens", draft_tokens, "use at least 1")
     penalty = sampling.repetition_penalty
@@ -123,6 +125,8 @@ def _draft(model: Transformer, params: dict, draft: tuple[Transformer, dict] | N
     if draft is None:
         check(model.spec.mtp is not None, "draft", None, "the model has no module of multi-token prediction; give one")
         return OwnModule(model), params
+    alone = draft[0].spec.encoder is None
+    check(alone, "draft", "a model with an encoder", "use one of a decoder alone, as the model is")
     other, size = draft[0].spec.vocab_size, model.spec.vocab_size
     check(other == size, "draft", f"a model of {other} tokens", f"use one of the model's own vocabulary of {size}")
     return OtherModel(draft[0]), draft[1]

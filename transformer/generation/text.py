@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from transformer.generation.beam import Beams, beam_search
 from transformer.generation.speculative import Statistics, speculate
-from transformer.generation.tokens import Completion, generate
+from transformer.generation.tokens import Completion, OnToken, generate
 from transformer.nn.model import Transformer
 from transformer.settings import check
 from transformer.tokenizer import StreamDecoder, Tokenizer
@@ -56,20 +57,25 @@ def complete(
     """Continues each prompt until one of the tokenizer's end tokens, a stop string or `max_new_tokens` tokens.
 
     A prompt begins with the tokenizer's BOS, as documents do in training, unless `bos` is False: a chat template
-    writes its own. Text ends before the stop string that is
-    completed first; `stream` is handed exactly the returned text, piece by piece, and no part of a stop string.
+    writes its own. What an encoder reads ends with EOS instead, where there is one. Text ends before the stop string
+    that is completed first; `stream` is handed exactly the returned text, piece by piece, and no part of a stop string.
 
     Args:
-      options: of `generate`: sampling, seed, cache_dtype, batch_size, prefill_chunk, on_batch; or, with a draft, those
-        of `drawer` and `speculate`.
+      options: of `generate`: sampling, seed, cache_dtype, batch_size, prefill_chunk, on_batch; or, with a draft or
+        beams, those of `drawer` and of `speculate` or `beam_search`.
 
     Raises:
       SettingsError: an empty prompt where the tokenizer has no BOS, an empty stop string, or what `generate` refuses.
     """
     check(not isinstance(prompts, str), "prompts", prompts, "expected a sequence of strings")
-    ids = [_prompt_ids(tokenizer, i, prompt, bos) for i, prompt in enumerate(prompts)]
-    run = drawer(model, params, max_new_tokens=max_new_tokens, **options)
-    return write(run, tokenizer, ids, stop, stream)
+    run, encoded = drawer(model, params, max_new_tokens=max_new_tokens, **options), model.spec.encoder is not None
+    ids = [
+        source_ids(tokenizer, i, prompt) if encoded else prompt_ids(tokenizer, i, prompt, bos)
+        for i, prompt in enumerate(prompts)
+    ]
+    # A decoder behind an encoder writes a text of its own.
+    before = (options.get("prefixes") or [[]] * len(ids)) if encoded else ids
+    return write(run, tokenizer, ids, stop, stream, before)
 
 
 def drawer(
@@ -77,15 +83,22 @@ def drawer(
     params: dict,
     *,
     draft: tuple[Transformer, dict] | Literal["own"] | None = None,
+    beams: Beams | None = None,
     on_statistics: Callable[[Statistics], None] | None = None,
     **options: Any,
 ) -> Run:
-    """`generate`; or, where there is a draft, `speculate`.
+    """`generate`; or `speculate` where there is a draft; or the best text of `beam_search` where there are beams.
 
     Args:
       draft: (model, parameters) that guess ahead, or "own": the model's own module of multi-token prediction.
       on_statistics: told how the draft did.
+
+    Raises:
+      SettingsError: beams with a draft, or with anything that draws; the run raises it for beams that are watched.
     """
+    if beams is not None:
+        check(draft is None, "draft", draft, "beams leave nothing to guess; leave one of them out")
+        return functools.partial(_best, model, params, beams, _searching(options))
     if draft is None:
         return functools.partial(generate, model, params, **options)
 
@@ -99,13 +112,39 @@ def drawer(
     return run
 
 
+def _searching(options: dict[str, Any]) -> dict[str, Any]:
+    for name in ("sampling", "seed"):
+        check(name not in options, name, options.get(name), "beams leave nothing to draw; leave it out")
+    return options
+
+
+def _best(
+    model: Transformer,
+    params: dict,
+    beams: Beams,
+    options: dict[str, Any],
+    prompts: Sequence[list[int]],
+    *,
+    eos_ids: Sequence[int],
+    on_token: OnToken | None,
+) -> list[Completion]:
+    remedy = "the best text is known when all are: there is no stream, and no stop string ends one; leave them out"
+    check(on_token is None, "beams", beams, remedy)
+    return [texts[0] for texts in beam_search(model, params, prompts, beams=beams, eos_ids=eos_ids, **options)]
+
+
 def write(
-    run: Run, tokenizer: Tokenizer, prompts: Sequence[list[int]], stop: Sequence[str], stream: Stream | None
+    run: Run,
+    tokenizer: Tokenizer,
+    prompts: Sequence[list[int]],
+    stop: Sequence[str],
+    stream: Stream | None,
+    before: Sequence[Sequence[int]],
 ) -> list[Text]:
-    """The texts of what `run` draws after the prompts, as in `complete`."""
+    """The texts of what `run` draws of the prompts, as in `complete`; `before` are the ids that each text follows."""
     check(not isinstance(stop, str), "stop", stop, "expected a sequence of strings")
     check(all(stop), "stop", stop, "an empty string stops everything; leave it out")
-    writers = [_Writer(tokenizer, i, prompt, stop, stream) for i, prompt in enumerate(prompts)]
+    writers = [_Writer(tokenizer, i, ids, stop, stream) for i, ids in enumerate(before)]
     completions = run(
         prompts,
         eos_ids=tokenizer.end_ids,
@@ -158,13 +197,15 @@ class StopScanner:
 class _Writer:
     """Tokens of one row to text, and on to the stream."""
 
-    def __init__(self, tokenizer: Tokenizer, index: int, prompt: list[int], stop: Sequence[str], stream: Stream | None):
+    def __init__(
+        self, tokenizer: Tokenizer, index: int, before: Sequence[int], stop: Sequence[str], stream: Stream | None
+    ):
         self._index, self._stream = index, stream
         self._scanner = StopScanner(stop)
         self._decoder = StreamDecoder(tokenizer)
         # Some decoders drop the space of a first token, so the prompt goes through before, unseen. Of a prompt that
         # ends in what looks like half a character, the decoder still owes that much.
-        self._owed = len(tokenizer.decode(prompt)) - len(self._decoder.push(prompt))
+        self._owed = len(tokenizer.decode(before)) - len(self._decoder.push(before))
         self._stopped = False
         self.text = ""
 
@@ -197,10 +238,21 @@ class _Writer:
             self._stream(self._index, text)
 
 
-def _prompt_ids(tokenizer: Tokenizer, i: int, prompt: str, add_bos: bool = True) -> list[int]:
+def prompt_ids(tokenizer: Tokenizer, i: int, prompt: str, add_bos: bool = True) -> list[int]:
+    """What a decoder goes on with."""
     ids, bos = list(tokenizer.encode(prompt)), tokenizer.bos_id if add_bos else None
     # A prompt that spells out its BOS has it already.
     if bos is not None and ids[:1] != [bos]:
         ids = [bos, *ids]
     check(bool(ids), f"prompts[{i}]", prompt, "is empty and the tokenizer has no beginning-of-text token; give it text")
+    return ids
+
+
+def source_ids(tokenizer: Tokenizer, i: int, prompt: str) -> list[int]:
+    """What an encoder reads of the i-th text, as in training: ended by EOS."""
+    ids, eos = list(tokenizer.encode(prompt)), tokenizer.eos_id
+    # A text that spells out its EOS has it already.
+    if eos is not None and ids[-1:] != [eos]:
+        ids = [*ids, eos]
+    check(bool(ids), f"prompts[{i}]", prompt, "is empty and the tokenizer has no end-of-text token; give it text")
     return ids

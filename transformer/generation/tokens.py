@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from transformer.generation.decode import MAX_STEPS, NOTHING, Drawn, Plan, State, decode, prefill
-from transformer.generation.prompts import Batch, make_batches
+from transformer.generation.prompts import Batch, check_alone, make_batches
 from transformer.nn.model import Transformer
 from transformer.ops.cache import CACHE_DTYPES, CacheDType
 from transformer.ops.sampling import Method, Sampling
@@ -52,19 +52,23 @@ def generate(
     sampling: Sampling = PLAIN,
     seed: int | Sequence[int] = 0,
     eos_ids: Sequence[int] = (),
+    prefixes: Sequence[Sequence[int]] | None = None,
+    both_ways: bool = False,
     cache_dtype: CacheDType | None = None,
     batch_size: int = BATCH_SIZE,
     prefill_chunk: int = PREFILL_CHUNK,
     on_token: OnToken | None = None,
     on_batch: OnBatch | None = None,
 ) -> list[Completion]:
-    """Continues each prompt, of any length, independently of its batch mates.
+    """Continues each prompt, of any length, independently of its batch mates; or answers it, behind an encoder.
 
     Draws depend on the row's seed, its prompt and the position only. Equal prompts under one seed differ: the n-th of
     them draws the same in every batch. With one seed a row, equal seeds and prompts draw the same.
     Runs on the mesh in force (`jax.set_mesh`), where one is.
 
     Args:
+      prefixes: what the answer to each prompt begins with, for a decoder behind an encoder; nothing by default.
+      both_ways: the tokens of a prompt see each other, for a decoder that was trained so (`training.objectives`).
       cache_dtype: of cached keys and values; the model's compute dtype by default.
       batch_size: prompts that run together; more of them are sorted by length and run one batch after the other.
       prefill_chunk: tokens of a prompt that are read at once; what a longer one needs for its activations is bounded.
@@ -72,22 +76,31 @@ def generate(
       on_batch: called after each batch with the numbers of prompts done and of tokens drawn for them.
 
     Raises:
-      SettingsError: an empty prompt, an id outside the vocabulary, more tokens than a learned position table has,
-        fewer than 1 new token, bad seeds, or an unknown cache dtype.
+      SettingsError: a model without a decoder, an empty prompt, an id outside the vocabulary, more tokens than a
+        learned position table has, fewer than 1 new token, bad seeds, or an unknown cache dtype.
     """
     if len(prompts) == 0:
         return []
-    batches = make_batches(model, prompts, max_new_tokens, seed, batch_size, prefill_chunk)
+    batches = make_batches(model, prompts, max_new_tokens, seed, batch_size, prefill_chunk, prefixes)
+    check_whole(model, prompts, both_ways, prefill_chunk)
     cache_dtype = choose_cache_dtype(model, cache_dtype)
     rows = make_rows(model, len(prompts), max_new_tokens, eos_ids, on_token)
     done = 0
     for batch in batches:
-        plan = Plan(batch.capacity, cache_dtype, prefill_chunk)
+        plan = Plan(batch.capacity, cache_dtype, prefill_chunk, both_ways=both_ways)
         _run(model, params, batch, [rows[i] for i in batch.index], max_new_tokens, sampling.method(), plan)
         done += len(batch.index)
         if on_batch is not None:
             on_batch(done, sum(len(row.tokens) for row in rows))
     return [row.completion() for row in rows]
+
+
+def check_whole(model: Transformer, prompts: Sequence[Sequence[int]], both_ways: bool, chunk: int) -> None:
+    """Raises `SettingsError` where prompts can't see both ways."""
+    if both_ways:
+        check_alone(model.spec, "both_ways: its encoder sees both ways already")
+        longest = max(map(len, prompts))
+        check(longest <= chunk, "prefill_chunk", chunk, f"both_ways: a prompt is read whole; use at least {longest}")
 
 
 def choose_cache_dtype(model: Transformer, cache_dtype: CacheDType | None) -> CacheDType:
@@ -111,7 +124,8 @@ def make_rows(
 def _run(model, params: dict, batch: Batch, rows: "list[Row]", limit: int, method: Method, plan: Plan) -> None:
     """Continues one batch until all of its rows are done."""
     left, ends = np.where(batch.lengths > 0, limit, 0).astype(np.int32), end_ids(rows)
-    state, drawn = prefill(model, params, batch.tokens, batch.lengths, left, batch.seeds, ends, method, plan)
+    args = batch.tokens, batch.lengths, left, batch.seeds, ends, method, plan, batch.source
+    state, drawn = prefill(model, params, *args)
     finish(model, params, state, drawn, rows, limit, method)
 
 

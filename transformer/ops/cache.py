@@ -97,6 +97,19 @@ class KVCache:
         """
         return dataclasses.replace(self, positions=jnp.where(self.positions < first[:, None], self.positions, -1))
 
+    def pick(self, index: Int[Array, "B N"]) -> "KVCache":
+        """Of B groups of consecutive rows, N rows of each group, in every repeat: B · N rows."""
+        axis = self.positions.ndim - 2
+        groups, picked = index.shape
+
+        def gather(buffer: Array) -> Array:
+            before, rows, after = buffer.shape[:axis], buffer.shape[axis], buffer.shape[axis + 1 :]
+            grouped = buffer.reshape(*before, groups, rows // groups, *after)
+            at = index.reshape((1,) * len(before) + index.shape + (1,) * len(after))
+            return jnp.take_along_axis(grouped, at, axis=axis + 1).reshape(*before, groups * picked, *after)
+
+        return jax.tree.map(gather, self)
+
     def _at(self, buffer: Array | None) -> Array | None:
         if buffer is None or self.layer is None:
             return buffer
@@ -132,11 +145,20 @@ class StackCache:
     def drop(self, first: Int[Array, "*B"]) -> "StackCache":
         """`KVCache.drop` of every layer's tokens; `first` of each row, or of all."""
 
-        def forget(layer: LayerCache) -> LayerCache:
-            rows = layer.mixer.positions.shape[-2]
-            return dataclasses.replace(layer, mixer=layer.mixer.drop(jnp.broadcast_to(first, rows)))
+        def forget(cache: KVCache) -> KVCache:
+            return cache.drop(jnp.broadcast_to(first, cache.positions.shape[-2]))
 
-        return jax.tree.map(forget, self, is_leaf=lambda node: isinstance(node, LayerCache))
+        return self._map_mixers(forget)
+
+    def pick(self, index: Int[Array, "B N"], cross: bool = True) -> "StackCache":
+        """`KVCache.pick` of every layer; `cross` False leaves alone what cross-attention looks at."""
+        return self.map(lambda c: c.pick(index)) if cross else self._map_mixers(lambda c: c.pick(index))
+
+    def _map_mixers(self, function: Callable[[KVCache], KVCache]) -> "StackCache":
+        def change(layer: LayerCache) -> LayerCache:
+            return dataclasses.replace(layer, mixer=function(layer.mixer))
+
+        return jax.tree.map(change, self, is_leaf=lambda node: isinstance(node, LayerCache))
 
 
 def _is_cache(node: Any) -> bool:
