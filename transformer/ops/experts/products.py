@@ -19,9 +19,9 @@ SHARE, MOST_ROWS = 4, 128
 def tile_rows(rows: int, num_experts: int) -> int:
     """The tile, a power of two, for that many assignments to that many experts.
 
-    An expert fills up its last tile, so that beside the rows of M assignments at most E (tile - 1) are run, and half of
-    that where loads are random. E · tile / M is at most 1 / `SHARE`, whatever the shape. It shrinks with the batch: once
-    M is 100 E · tile, twice as many experts cost at most 2 % more, whatever the loads.
+    An expert fills up its last tile, so that beside the rows of M assignments at most E (tile - 1) are run, and half
+    of that where loads are random. E · tile / M is at most 1 / `SHARE`, whatever the shape. It shrinks with the batch:
+    once M is 100 E · tile, twice as many experts cost at most 2 % more, whatever the loads.
     """
     share = max(rows // (SHARE * num_experts), 1)
     return min(1 << (share.bit_length() - 1), MOST_ROWS)
