@@ -1,9 +1,10 @@
 """Compiles a training step of a mixture of experts for a TPU slice that isn't there, and counts what travels.
 
-    TPU_LIBRARY_PATH=.../libtpu.so python benchmarks/experts_tpu.py --topology v5p:2x2x4 --model qwen3_moe:30b-a3b
+    python benchmarks/experts_tpu.py --topology v5p:4x4x4 --model qwen3_moe:30b-a3b
 
-needs the libtpu of `jax[tpu]` and no TPU. The step is the real one, the model is cut to `--layers`. Nothing runs: what
-is printed is what the compiler made of it. Several at once need ALLOW_MULTIPLE_LIBTPU_LOAD=1.
+needs the libtpu of `jax[tpu]` (or TPU_LIBRARY_PATH=.../libtpu.so) and no TPU. The step is the real one: optimiser,
+multi-token prediction and balancing included. Nothing runs: what is printed is what the compiler made of it; the last
+line is a row of the table in docs/experts.md. Several at once need ALLOW_MULTIPLE_LIBTPU_LOAD=1.
 """
 
 import argparse
@@ -29,15 +30,21 @@ COLLECTIVES = ("ragged-all-to-all", "all-to-all", "all-gather", "reduce-scatter"
 
 
 def resolved(args) -> config.Run:
-    """The run: the model's published widths, few layers, bfloat16, remat."""
+    """The run: the published model, or as many of its layers as asked for; bfloat16, remat."""
     page = config.load_config(args.model)
-    page.model.num_layers = args.layers
-    if isinstance(page.model.get("dense_layers"), int):
-        page.model.dense_layers = 1
+    page.model.num_layers = args.layers or page.model.num_layers
     page.data.update(dict(seq_len=args.seq_len, batch_size=args.rows * args.devices))
     page.compute.update(dict(dtype="bfloat16", remat="full", expert_buffer=args.buffer, experts="grouped"))
     page.mesh.update(dict(data=1, fsdp=-1, expert=args.expert))
     return config.resolve(page)
+
+
+def topology(name: str):
+    """The slice: links go around where a dimension is whole, a row of 16 in two dimensions or cubes of 4 in three."""
+    sizes = [int(size) for size in name.split(":")[1].split("x")]
+    ring = 16 if len(sizes) == 2 else 4
+    wrap = tuple(size % ring == 0 for size in sizes) + (False,) * (3 - len(sizes))
+    return topologies.get_topology_desc(platform="tpu", topology_name=name, wrap=wrap)
 
 
 def abstract_batch(run: config.Run, mesh: jax.sharding.Mesh) -> dict:
@@ -55,33 +62,39 @@ def bytes_at_most(line: str) -> int:
     return min({"bf16": 2, "f32": 4}[kind] * math.prod(map(int, dims.split(","))) for kind, dims in buffers)
 
 
-def report(run: config.Run, args, compiled) -> None:
+def report(run: config.Run, args, compiled, seconds: float) -> None:
     """Collectives of the program, and what the all-to-alls carry beside the rows that there are."""
     text = compiled.as_text()
     counts = {name: len(re.findall(rf" {name}(?:-start)?\(", text)) for name in COLLECTIVES}
-    memory = compiled.memory_analysis()
     print(f"  {counts}")
-    print(f"  peak {memory.peak_memory_in_bytes / 2**30:.2f} GiB a device")
+    peak = compiled.memory_analysis().peak_memory_in_bytes / 2**30
     mixture = next(b.ffn for b in run.spec.decoder.layers if isinstance(b.ffn, spec.MoE))
     tokens = args.rows * args.seq_len
     print(f"  exchange: {exchange.choose(tokens, mixture.top_k, args.expert)}")
     rows = tokens * mixture.top_k * run.spec.d_model * 2
-    for line in re.findall(r"^.* ragged-all-to-all(?:-start)?\(.*$", text, re.MULTILINE):
-        sent = bytes_at_most(line)
-        print(f"  ragged-all-to-all: {sent:,} bytes, {sent / rows:.3f} of tokens x top-k x D x 2")
+    lines = re.findall(r"^.* ragged-all-to-all(?:-start)?\(.*$", text, re.MULTILINE)
+    parts = sorted(bytes_at_most(line) / rows for line in lines)
+    spread = f"{parts[0]:.3f} to {parts[-1]:.3f}" if parts else "none"
+    print(f"  ragged-all-to-all: {len(parts)} of {spread} times tokens x top-k x D x 2 = {rows:,} bytes")
+    layers = f"{len(run.spec.decoder.layers)} of {config.load_config(args.model).model.num_layers}"
+    mesh = f"fsdp {args.devices // args.expert} x expert {args.expert}"
+    print(
+        f"| {args.model} | {layers} | {args.topology} | {mesh} | {args.rows} x {args.seq_len} | {seconds:.0f} | "
+        f"{peak:.1f} | {len(parts)} | {spread} |"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--topology", default="v5e:4x4", help="such as v5e:4x4, v5p:2x2x4, v6e:4x4, tpu7x:2x2x2")
+    parser.add_argument("--topology", default="v5e:16x16", help="such as v5e:16x16, v5p:4x4x4, v6e:8x8, tpu7x:4x4x4")
     parser.add_argument("--model", default="qwen3_moe:30b-a3b", help="family:size")
-    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=0, help="the first so many layers (default: all, as published)")
     parser.add_argument("--expert", type=int, default=16, help="size of the expert axis; fsdp takes the rest")
     parser.add_argument("--rows", type=int, default=1, help="rows of a device")
-    parser.add_argument("--seq-len", type=int, default=2048)
+    parser.add_argument("--seq-len", type=int, default=4096)
     parser.add_argument("--buffer", type=float, default=1.25, help="compute.expert_buffer")
     args = parser.parse_args()
-    devices = topologies.get_topology_desc(platform="tpu", topology_name=args.topology).devices
+    devices = topology(args.topology).devices
     args.devices = len(devices)
     run = resolved(args)
     mesh = sharding.make_mesh(run.settings.mesh, devices)
@@ -91,9 +104,8 @@ def main() -> None:
     train_step, batch, start = compile_train_step(model, run.settings), abstract_batch(run, mesh), time.perf_counter()
     with jax.set_mesh(mesh):
         compiled = train_step.lower(state, batch).compile()
-    shape = {name: size for name, size in mesh.shape.items() if size > 1}
-    print(f"{args.model} on {len(devices)} {devices[0].device_kind} {shape}: {time.perf_counter() - start:.0f} s")
-    report(run, args, compiled)
+    print(f"{args.model} on {len(devices)} devices, {devices[0].device_kind}")
+    report(run, args, compiled, time.perf_counter() - start)
 
 
 if __name__ == "__main__":

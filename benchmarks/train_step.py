@@ -1,11 +1,13 @@
-"""Tokens a second of the training step beside the same GPT-2 in PyTorch, and beside the floor of this machine.
+"""Tokens a second of the training step beside the same model in PyTorch, and beside the floor of this machine.
 
     TRANSFORMER_ORACLE_PYTHON=/path/to/python python benchmarks/train_step.py
+    TRANSFORMER_ORACLE_PYTHON=/path/to/python python benchmarks/train_step.py --model mixtral
 
 One run measures both, in turns: ours, torch, ours, torch … each idle while the other runs, so that what else the
 machine does falls on both alike. Rows are float32 and bfloat16 (autocast in PyTorch; parameters and optimiser are
-float32 in both). Both clip gradients and run AdamW (fused in PyTorch); neither has dropout. The floor is the time
-that the model FLOPs (planning/accounting.py) take at the speed of the best large matmul of the same run.
+float32 in both). Both clip gradients and run AdamW (fused in PyTorch); neither has dropout; experts are balanced by
+the same coefficient in both. The floor is the time that the model FLOPs (planning/accounting.py) take at the speed of
+the best large matmul of the same run.
 """
 
 import argparse
@@ -30,7 +32,26 @@ from transformer.training.optimizer import make_optimizer
 from transformer.training.state import init_state
 from transformer.training.step import compile_train_step, make_train_step
 
-WORKER = Path(__file__).with_name("torch_gpt2.py")
+WORKER = Path(__file__).with_name("torch_models.py")
+# What is compared, without --…: rows of a step, and the dimensions of the model.
+MODELS = {
+    "gpt2": (16, "gpt2:small", dict(vocab_size=50257, d_model=384, num_layers=6, num_heads=6)),
+    "mixtral": (
+        8,
+        "mixtral:8x7b",
+        dict(
+            vocab_size=8192,
+            d_model=256,
+            num_layers=4,
+            num_heads=8,
+            num_kv_heads=4,
+            head_dim=32,
+            d_ff=512,
+            num_experts=8,
+            top_k=2,
+        ),
+    ),
+}
 
 
 class Ours:
@@ -45,7 +66,9 @@ class Ours:
             # Counted before the step takes the state away. Every row is one segment, so leaving segments out runs
             # the same products, in loops whose lengths are known.
             unpacked = self.batch | {"segment_ids": None}
-            self.products = matmul_flops(make_train_step(self.model, run.settings), self.state, unpacked)
+            step = make_train_step(self.model, run.settings)
+            # How many tiles the experts' loops run depends on the loads.
+            self.products = None if "top_k" in run.values["model"] else matmul_flops(step, self.state, unpacked)
         self.step = compile_train_step(self.model, run.settings)
 
     def run(self, steps: int) -> dict:
@@ -61,15 +84,14 @@ class Ours:
 class Torch:
     """The worker process, and what it answers."""
 
-    def __init__(self, run: Run, attention: str):
+    def __init__(self, run: Run, attention: str, experts: str):
         python = os.environ.get("TRANSFORMER_ORACLE_PYTHON", sys.executable)
         self.process = subprocess.Popen([python, WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        model, o = run.values["model"], run.settings.optimizer
-        shape = {name: model[name] for name in ("vocab_size", "d_model", "num_layers", "num_heads", "max_length")}
+        shape, o = run.values["model"], run.settings.optimizer
         optimizer = dict(learning_rate=o.peak_lr, betas=[o.b1, o.b2], eps=o.eps, weight_decay=o.weight_decay)
         rows = dict(batch_size=run.settings.data.batch_size, seq_len=run.settings.data.seq_len)
-        how = dict(dtype=run.settings.compute.dtype, attention=attention, clip_norm=o.clip_norm)
-        self.description = self.ask(shape | optimizer | rows | how)
+        how = dict(dtype=run.settings.compute.dtype, attention=attention, experts=experts, clip_norm=o.clip_norm)
+        self.description = self.ask(shape | optimizer | rows | how | dict(auxiliary=run.settings.balance.auxiliary))
 
     def ask(self, request: dict) -> dict:
         """One request, one answer."""
@@ -128,15 +150,11 @@ def random_batch(run: Run) -> dict[str, np.ndarray]:
 
 def make_run(arguments: argparse.Namespace, dtype: str) -> Run:
     """The run that the command line describes, in one dtype."""
-    values = config.load_config("gpt2:small")
-    values.model.update(
-        vocab_size=arguments.vocab_size,
-        d_model=arguments.d_model,
-        num_layers=arguments.num_layers,
-        num_heads=arguments.num_heads,
-        max_length=arguments.seq_len,
-    )
-    values.data.update(seq_len=arguments.seq_len, batch_size=arguments.batch_size)
+    rows, published, shape = MODELS[arguments.model]
+    values = config.load_config(published)
+    given = {name: getattr(arguments, name) for name in shape if getattr(arguments, name, None) is not None}
+    values.model.update(shape | given | dict(max_length=arguments.seq_len))
+    values.data.update(seq_len=arguments.seq_len, batch_size=arguments.batch_size or rows)
     values.compute.update(dtype=dtype, attention=arguments.attention, loss_chunk=arguments.loss_chunk)
     return config.resolve(values)
 
@@ -145,7 +163,7 @@ def compare(run: Run, arguments: argparse.Namespace) -> None:
     """Measures one dtype and prints its rows."""
     dtype = run.settings.compute.dtype
     ours, peak = Ours(run), Peak(dtype)
-    torch = None if arguments.no_torch else Torch(run, arguments.torch_attention)
+    torch = None if arguments.no_torch else Torch(run, arguments.torch_attention, arguments.torch_experts)
     sides = [side for side in (ours, torch) if side]
     for side in sides:  # compilation and first touches
         side.run(2)
@@ -156,7 +174,7 @@ def compare(run: Run, arguments: argparse.Namespace) -> None:
     if torch:
         torch.close()
     tokens = run.settings.data.batch_size * run.settings.data.seq_len
-    print(f"\n{dtype}")
+    print(f"\n{dtype}: B {run.settings.data.batch_size}, {run.values['model']}")
     for i, name in enumerate(("ours", "torch")[: len(sides)]):
         seconds = [lap[i]["seconds"] / arguments.steps for lap in laps]
         speeds = [tokens / s for s in seconds]
@@ -176,30 +194,28 @@ def print_floor(run: Run, ours: Ours, peak: float, seconds: float) -> None:
     print(f"  matmul {peak / 1e9:9,.0f} GFLOP/s at best")
     # What runs is more than the model's FLOPs: masked scores, and logits that the loss makes again.
     for name, flops in (("model FLOPs", model_flops), ("products run", ours.products)):
-        print(
-            f"  floor  {flops / peak:9.2f} s for {flops / 1e9:,.0f} G {name}: {flops / peak / seconds:.1%} of our step"
-        )
+        if flops is not None:
+            part = flops / peak / seconds
+            print(f"  floor  {flops / peak:9.2f} s for {flops / 1e9:,.0f} G {name}: {part:.1%} of our step")
 
 
 def main() -> None:
     """Reads the command line and compares in float32, then in bfloat16."""
-    parser = argparse.ArgumentParser(description="Our training step beside the same GPT-2 in PyTorch.")
-    parser.add_argument("--num-layers", type=int, default=6)
-    parser.add_argument("--d-model", type=int, default=384)
-    parser.add_argument("--num-heads", type=int, default=6)
-    parser.add_argument("--vocab-size", type=int, default=50257)
+    parser = argparse.ArgumentParser(description="Our training step beside the same model in PyTorch.")
+    parser.add_argument("--model", default="gpt2", choices=MODELS)
+    for name in ("num-layers", "d-model", "num-heads", "vocab-size", "num-experts", "top-k", "d-ff"):
+        parser.add_argument(f"--{name}", type=int, help="default: MODELS")
     parser.add_argument("--seq-len", type=int, default=256, help="T")
-    parser.add_argument("--batch-size", type=int, default=16, help="B")
+    parser.add_argument("--batch-size", type=int, help="B; default: MODELS")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
     parser.add_argument("--attention", default="auto", help="our compute.attention (default: auto)")
     parser.add_argument("--loss-chunk", type=int, default=8192, help="our compute.loss_chunk (default: 8192)")
     parser.add_argument("--torch-attention", default="sdpa", choices=["sdpa", "eager"])
+    parser.add_argument("--torch-experts", default="grouped_mm", choices=["grouped_mm", "batched_mm", "eager"])
     parser.add_argument("--pairs", type=int, default=5, help="measurements of each side (default: 5)")
     parser.add_argument("--steps", type=int, default=2, help="steps of one measurement (default: 2)")
     parser.add_argument("--no-torch", action="store_true", help="measure our side and the floor alone")
     arguments = parser.parse_args()
-    shape = f"{arguments.num_layers} layers, d_model {arguments.d_model}, {arguments.num_heads} heads"
-    print(f"GPT-2, {shape}, vocabulary {arguments.vocab_size}, B {arguments.batch_size}, T {arguments.seq_len}")
     print(f"{arguments.pairs} pairs of {arguments.steps} steps; jax {jax.__version__}, {jax.devices()}")
     for dtype in arguments.dtypes:
         compare(make_run(arguments, dtype), arguments)

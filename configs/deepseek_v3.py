@@ -2,8 +2,9 @@
 
     python train.py --config configs/deepseek_v3.py:tiny --workdir runs/deepseek-v3-tiny
 
-trains the tiny size on the embedded text. Multi-token prediction weighs 0.3 in the loss, as in most of the paper's
-training; it lowers that to 0.1 for the last third.
+trains the tiny size on the embedded text. From the paper (arXiv:2412.19437, section 4.2): the correction moves by
+γ = 0.001 a step for the first 14.3T of 14.8T tokens, then no more (`balance.correction_rate=0`); the balance loss of a
+sequence weighs α = 0.0001; multi-token prediction weighs λ = 0.3 for the first 10T tokens, then 0.1.
 """
 
 from configs import common

@@ -3,6 +3,10 @@
     python train.py --config configs/mixtral.py:tiny --workdir runs/mixtral-tiny
 
 trains the tiny size on the embedded text.
+
+The auxiliary loss weighs what `router_aux_loss_coef` in the config.json of Mixtral-8x7B-v0.1 and Mixtral-8x22B-v0.1
+says (0.02, 0.001); the paper has no recipe. Hugging Face's loss of that name is `top_k` where experts are used evenly,
+over all layers at once; ours is Switch's: 1, in each layer.
 """
 
 from configs import common
@@ -25,8 +29,9 @@ SIZES = {
 # Parameters of the released checkpoints, and those that a token uses.
 PARAMETERS = {"8x7b": 46_702_792_704, "8x22b": 140_630_071_296}
 ACTIVE = {"8x7b": 12_879_925_248}
+AUXILIARY = {"tiny": 0.02, "8x7b": 0.02, "8x22b": 0.001}
 
 
 def get_config(size: str = "tiny"):
     """The run of a size."""
-    return common.run("mixtral", SIZES, size, balance=dict(auxiliary=0.02))
+    return common.run("mixtral", SIZES, size, balance=dict(auxiliary=AUXILIARY.get(size)))

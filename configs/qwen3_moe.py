@@ -3,6 +3,9 @@
     python train.py --config configs/qwen3_moe.py:tiny --workdir runs/qwen3-moe-tiny
 
 trains the tiny size on the embedded text.
+
+The auxiliary loss weighs 0.001, `router_aux_loss_coef` in the published config.json; the report (arXiv:2505.09388,
+section 2) names its kind and no number: by the load of the global batch, as here.
 """
 
 from configs import common

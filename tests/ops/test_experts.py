@@ -10,7 +10,6 @@ import pytest
 from transformer import sharding
 from transformer.ops import experts
 from transformer.ops.experts import dense, exchange, products, slots
-from transformer.planning.matmuls import matmul_flops
 from transformer.settings import Mesh
 from transformer.spec import ClampedGate, FeedForward
 
@@ -188,31 +187,6 @@ def test_capacity_drops_the_latest_choices_and_says_how_many():
     assert everywhere == sum(parts) > 0
 
 
-def test_padding_costs_no_slot():
-    index = np.full((6, 2), E, np.int32)
-    index[2] = 3, 5
-    seats = slots.grouped(index, E, 4)
-    assert list(np.asarray(seats.sizes)) == [0, 0, 0, 1, 0, 1, 0, 0] and int(seats.used) == 2
-    assert np.sum(np.asarray(seats.source) < index.size) == 2
-    assert (np.asarray(seats.row)[[0, 1, 3, 4, 5]] == seats.source.shape[0]).all()
-
-
-@pytest.mark.parametrize("tile", [1, 2, 8])
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_hold_every_assignment_once_with_its_expert(kind, tile):
-    index = routing_of(kind, 3)[0].reshape(-1, 3)
-    seats = jax.device_get(slots.grouped(index, E, tile))
-    assert seats.tile == tile
-    for (token, choice), row in np.ndenumerate(seats.row):
-        expert = index[token, choice]
-        if expert == E:
-            assert row == len(seats.source)
-            continue
-        assert seats.source[row] == choice * len(index) + token
-        assert seats.expert[row // tile] == expert and row // tile < seats.used
-    assert np.sum(seats.source < index.size) == np.sum(index < E)
-
-
 def test_ragged_products_equal_the_tiled_ones():
     """What accelerators run, on a CPU."""
     spec = SPECS["clamped, biased"]
@@ -226,49 +200,8 @@ def test_ragged_products_equal_the_tiled_ones():
 
         return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(x, w)
 
-    got, want = run(products.ragged, 1), run(functools.partial(products.tiled, skip=True), 4)
+    got, want = run(products.ragged, 1), run(products.tiled, 4)
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-4), got, want)
-
-
-def test_cost_follows_the_tokens_and_not_the_experts():
-    """Twice the experts at the same top-k: the products forward and backward stay within 2 %."""
-    spec, top_k = SPECS["gated"], 2
-
-    def flops(num_experts: int, tokens: int) -> int:
-        x = jax.ShapeDtypeStruct((1, tokens, D), jnp.float32)
-        call = experts.Call(spec, num_experts)
-        w = jax.eval_shape(lambda: weights_of(spec, num_experts))
-        index = jax.ShapeDtypeStruct((1, tokens, top_k), jnp.int32)
-        weight = jax.ShapeDtypeStruct(index.shape, jnp.float32)
-
-        def loss(x, weight, w, index):
-            return jnp.sum(experts.apply("grouped", call, x, index, weight, w)[0])
-
-        return matmul_flops(jax.grad(loss, argnums=(0, 1, 2)), x, weight, w, index)
-
-    for few, tokens in ((16, 4096), (64, 4096), (8, 65536)):
-        assert abs(flops(2 * few, tokens) / flops(few, tokens) - 1) < 0.02
-        # Forward, forward again, two gradients; and the rows that fill up tiles.
-        assert flops(few, tokens) < 1.3 * (4 * 2 * 3 * D * F * tokens * top_k)
-
-
-def test_buffers_are_skipped_where_they_are_empty():
-    """A bound on the rows costs nothing at run time: the loop ends at the last tile that holds any."""
-    spec, index = SPECS["gated"], np.array([[0, 3]], np.int32)
-    seats = slots.grouped(index, E, 1, most=2)
-    w = jax.tree.map(lambda k: k.at[7].set(jnp.nan), jax.tree.map(jnp.asarray, weights_of(spec)))
-
-    def run(skip):
-        return products.tiled(spec, jnp.zeros((16, D)), slots_of(seats), w, skip=skip)
-
-    def slots_of(seats):
-        pad = 14
-        return seats._replace(
-            source=jnp.pad(seats.source, (0, pad), constant_values=2),
-            expert=jnp.pad(seats.expert, (0, pad), constant_values=7),
-        )
-
-    assert not np.isnan(run(True)).any() and np.isnan(run(False)).any()
 
 
 def test_every_expert_everywhere_is_its_own_sum():

@@ -7,35 +7,38 @@ import jax
 from jax.extend import core
 
 
-def matmul_flops(function: Callable, *args) -> int:
+def matmul_flops(function: Callable, *args, trips: int | None = None) -> int:
     """FLOPs of every `dot_general` of `function(*args)`, two a multiply-add; loop bodies count once a trip.
 
     Args:
       args: arrays or `jax.ShapeDtypeStruct`s; nothing is computed.
+      trips: how often loops run whose lengths depend on values, such as that over the tiles of experts.
 
     Raises:
-      ValueError: a matrix product in a loop whose number of trips is unknown before it runs, or in branches that
-        differ.
+      ValueError: a matrix product in a loop whose number of trips is neither known before it runs nor given, or in
+        branches that differ.
     """
-    return _count(jax.make_jaxpr(function)(*args))
+    return _count(jax.make_jaxpr(function)(*args), trips)
 
 
-def _count(jaxpr: core.Jaxpr) -> int:
-    return sum(_equation(equation) for equation in jaxpr.eqns)
+def _count(jaxpr: core.Jaxpr, trips: int | None) -> int:
+    return sum(_equation(equation, trips) for equation in jaxpr.eqns)
 
 
-def _equation(equation: core.JaxprEqn) -> int:
+def _equation(equation: core.JaxprEqn, trips: int | None) -> int:
     name = equation.primitive.name
     if name == "dot_general":
         left = equation.invars[0].aval
         (contracted, _), _ = equation.params["dimension_numbers"]
         (out,) = equation.outvars
         return 2 * math.prod(out.aval.shape) * math.prod(left.shape[axis] for axis in contracted)
-    inner = [_count(jaxpr) for jaxpr in _inner(equation)]
+    inner = [_count(jaxpr, trips) for jaxpr in _inner(equation)]
     if name == "scan":
         return equation.params["length"] * sum(inner)
     if name == "while" and any(inner):
-        raise ValueError("a matrix product in a while loop: the number of trips isn't known before it runs")
+        if trips is None:
+            raise ValueError("a matrix product in a while loop: how often it runs isn't known before; give trips")
+        return trips * sum(inner)
     if name == "cond":
         if len(set(inner)) > 1:
             raise ValueError(f"branches of {inner} FLOPs: which one runs isn't known before")

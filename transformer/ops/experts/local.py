@@ -21,7 +21,7 @@ def grouped(
     if platform() == "cpu":
         expected = index.size * num_experts // call.num_experts
         seats = slots.grouped(index, num_experts, products.tile_rows(expected, num_experts), most)
-        rows = products.tiled(call.expert, slots.spread(x, seats), seats, w, skip=most is not None)
+        rows = products.tiled(call.expert, slots.spread(x, seats), seats, w)
     else:
         seats = slots.grouped(index, num_experts, 1, most)
         rows = products.ragged(call.expert, slots.spread(x, seats), seats, w)

@@ -11,13 +11,18 @@ from transformer.ops.experts.call import ExpertWeights, one_expert
 from transformer.ops.experts.slots import Slots
 from transformer.spec import FeedForward
 
-# Rows of a tile: a quarter of an expert's even share, so that filling up the last tile of each costs an eighth on
-# average; beyond the upper bound larger products gain nothing (benchmarks/experts.py).
+# Rows of a tile: at most a quarter of an expert's even share, at most as many as larger products gain anything from
+# (benchmarks/experts.py).
 SHARE, MOST_ROWS = 4, 128
 
 
 def tile_rows(rows: int, num_experts: int) -> int:
-    """The tile, a power of two, for that many assignments to that many experts."""
+    """The tile, a power of two, for that many assignments to that many experts.
+
+    An expert fills up its last tile, so that beside the rows of M assignments at most E (tile - 1) are run, and half
+    of that where loads are random. E · tile / M is at most 1 / `SHARE`, whatever the shape. It shrinks with the batch:
+    once M is 100 E · tile, twice as many experts cost at most 2 % more, whatever the loads.
+    """
     share = max(rows // (SHARE * num_experts), 1)
     return min(1 << (share.bit_length() - 1), MOST_ROWS)
 
@@ -43,32 +48,25 @@ def ragged(spec: FeedForward, x: Float[Array, "S D"], slots: Slots, w: ExpertWei
     return linear(hidden, w.down, w.down_bias)
 
 
-def tiled(
-    spec: FeedForward, x: Float[Array, "S D"], slots: Slots, w: ExpertWeights, *, skip: bool
-) -> Float[Array, "S D"]:
-    """One tile after the other, each with the weights of its expert; for CPUs, where nothing better is to be had.
-
-    Args:
-      skip: leave out the tiles behind the used ones, which costs the loop its static length. Worth it where there
-        are many.
-    """
+def tiled(spec: FeedForward, x: Float[Array, "S D"], slots: Slots, w: ExpertWeights) -> Float[Array, "S D"]:
+    """One used tile after the other, each with its expert's weights; for CPUs, where nothing better is to be had."""
     tiles = x.reshape(slots.expert.shape[0], -1, x.shape[-1])
-    return _tiled(spec, skip, tiles, slots.expert, slots.used, w).reshape(x.shape)
+    return _tiled(spec, tiles, slots.expert, slots.used, w).reshape(x.shape)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _tiled(spec: FeedForward, skip: bool, x: Float[Array, "tiles t D"], expert: Int[Array, " tiles"], used, w):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _tiled(spec: FeedForward, x: Float[Array, "tiles t D"], expert: Int[Array, " tiles"], used, w):
     def run(i, y):
         return y.at[i].set(one_expert(spec, x[i], _pick(w, expert[i])))
 
-    return jax.lax.fori_loop(0, used if skip else x.shape[0], run, jnp.zeros_like(x))
+    return jax.lax.fori_loop(0, used, run, jnp.zeros_like(x))
 
 
-def _tiled_forward(spec, skip, x, expert, used, w):
-    return _tiled(spec, skip, x, expert, used, w), (x, expert, used, w)
+def _tiled_forward(spec, x, expert, used, w):
+    return _tiled(spec, x, expert, used, w), (x, expert, used, w)
 
 
-def _tiled_backward(spec, skip, kept, g):
+def _tiled_backward(spec, kept, g):
     """Derived automatically, each tile would add zeros to the gradients of all other experts."""
     x, expert, used, w = kept
 
@@ -81,7 +79,7 @@ def _tiled_backward(spec, skip, kept, g):
 
     # Sums over tiles are kept in float32, whatever the weights are in.
     start = jnp.zeros_like(x), jax.tree.map(lambda k: jnp.zeros_like(k, dtype=jnp.float32), w)
-    dx, dw = jax.lax.fori_loop(0, used if skip else x.shape[0], run, start)
+    dx, dw = jax.lax.fori_loop(0, used, run, start)
     return dx, None, None, jax.tree.map(lambda total, k: total.astype(k.dtype), dw, w)
 
 

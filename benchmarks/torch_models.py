@@ -1,4 +1,4 @@
-"""The PyTorch side of `train_step.py`: GPT-2 of Hugging Face, trained on request.
+"""The PyTorch side of `train_step.py`: GPT-2 or Mixtral of Hugging Face, trained on request.
 
 A process of its own, for an interpreter that has torch and transformers. One JSON object a line: the first line read
 is the shape of the run; the answer says what runs. Then every {"steps": n} is answered by the seconds that n steps
@@ -11,7 +11,50 @@ import time
 
 import torch
 import transformers
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
+
+
+def gpt2(shape: dict) -> GPT2LMHeadModel:
+    """GPT-2 without dropout."""
+    config = GPT2Config(
+        vocab_size=shape["vocab_size"],
+        n_positions=shape["max_length"],
+        n_embd=shape["d_model"],
+        n_layer=shape["num_layers"],
+        n_head=shape["num_heads"],
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        attn_implementation=shape["attention"],
+        use_cache=False,
+    )
+    return GPT2LMHeadModel(config)
+
+
+def mixtral(shape: dict) -> MixtralForCausalLM:
+    """Mixtral; its loss has the auxiliary term where that weighs anything."""
+    config = MixtralConfig(
+        vocab_size=shape["vocab_size"],
+        max_position_embeddings=shape["max_length"],
+        hidden_size=shape["d_model"],
+        intermediate_size=shape["d_ff"],
+        num_hidden_layers=shape["num_layers"],
+        num_attention_heads=shape["num_heads"],
+        num_key_value_heads=shape["num_kv_heads"],
+        head_dim=shape["head_dim"],
+        num_local_experts=shape["num_experts"],
+        num_experts_per_tok=shape["top_k"],
+        sliding_window=None,
+        router_aux_loss_coef=shape["auxiliary"],
+        output_router_logits=shape["auxiliary"] > 0,
+        attn_implementation=shape["attention"],
+        experts_implementation=shape["experts"],
+        use_cache=False,
+    )
+    return MixtralForCausalLM(config)
+
+
+MODELS = {"gpt2": gpt2, "mixtral": mixtral}
 
 
 class Trainer:
@@ -20,20 +63,7 @@ class Trainer:
     def __init__(self, shape: dict):
         torch.manual_seed(0)
         self.autocast, self.clip_norm = shape["dtype"] == "bfloat16", shape["clip_norm"]
-        self.model = GPT2LMHeadModel(
-            GPT2Config(
-                vocab_size=shape["vocab_size"],
-                n_positions=shape["max_length"],
-                n_embd=shape["d_model"],
-                n_layer=shape["num_layers"],
-                n_head=shape["num_heads"],
-                resid_pdrop=0.0,
-                embd_pdrop=0.0,
-                attn_pdrop=0.0,
-                attn_implementation=shape["attention"],
-                use_cache=False,
-            )
-        ).train()
+        self.model = MODELS[shape["family"]](shape).train()
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
             lr=shape["learning_rate"],
@@ -49,6 +79,7 @@ class Trainer:
         return {
             "versions": f"torch {torch.__version__}, transformers {transformers.__version__}",
             "attention": self.model.config._attn_implementation,
+            "experts": getattr(self.model.config, "_experts_implementation", None),
             "threads": torch.get_num_threads(),
             "parameters": sum(p.numel() for p in self.model.parameters()),
         }

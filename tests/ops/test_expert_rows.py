@@ -1,0 +1,95 @@
+"""Rows of an expert layer: who sits where, how many are run, and what that costs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.ops.test_experts import KINDS, SPECS, D, E, F, routing_of, weights_of
+from transformer.ops import experts
+from transformer.ops.experts import products, slots
+from transformer.planning.matmuls import matmul_flops
+
+
+def test_padding_costs_no_slot():
+    index = np.full((6, 2), E, np.int32)
+    index[2] = 3, 5
+    seats = slots.grouped(index, E, 4)
+    assert list(np.asarray(seats.sizes)) == [0, 0, 0, 1, 0, 1, 0, 0] and int(seats.used) == 2
+    assert np.sum(np.asarray(seats.source) < index.size) == 2
+    assert (np.asarray(seats.row)[[0, 1, 3, 4, 5]] == seats.source.shape[0]).all()
+
+
+@pytest.mark.parametrize("tile", [1, 2, 8])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_hold_every_assignment_once_with_its_expert(kind, tile):
+    index = routing_of(kind, 3)[0].reshape(-1, 3)
+    seats = jax.device_get(slots.grouped(index, E, tile))
+    assert seats.tile == tile
+    for (token, choice), row in np.ndenumerate(seats.row):
+        expert = index[token, choice]
+        if expert == E:
+            assert row == len(seats.source)
+            continue
+        assert seats.source[row] == choice * len(index) + token
+        assert seats.expert[row // tile] == expert and row // tile < seats.used
+    assert np.sum(seats.source < index.size) == np.sum(index < E)
+
+
+def rows_run(index: np.ndarray, num_experts: int) -> tuple[int, int]:
+    """Rows of all tiles that an expert layer runs, and of one tile."""
+    tile = products.tile_rows(index.size, num_experts)
+    return int(slots.grouped(index, num_experts, tile).used) * tile, tile
+
+
+def picks(tokens: int, top_k: int, num_experts: int, skew: float = 0) -> np.ndarray:
+    """Distinct experts of each token; the larger `skew`, the more often the first ones."""
+    scores = np.random.default_rng(0).random((tokens, num_experts)) + skew * np.arange(num_experts)[::-1] / num_experts
+    return np.argsort(-scores, axis=-1)[:, :top_k].astype(np.int32)
+
+
+@pytest.mark.parametrize("skew", [0, 1, 100])
+@pytest.mark.parametrize(
+    ("tokens", "top_k", "num_experts"), [(1, 1, 8), (7, 2, 4), (500, 1, 3), (512, 8, 128), (2048, 2, 8), (4096, 2, 5)]
+)
+def test_filling_up_tiles_costs_a_quarter_at_most(tokens, top_k, num_experts, skew):
+    """Rows beside those of the M assignments: at most E (tile - 1), and that at most M / SHARE, whatever the loads."""
+    index = picks(tokens, top_k, num_experts, skew)
+    rows, tile = rows_run(index, num_experts)
+    assert index.size <= rows <= index.size + num_experts * (tile - 1)
+    assert tile == 1 or num_experts * tile * products.SHARE <= index.size
+
+
+@pytest.mark.parametrize(("tokens", "few"), [(16384, 8), (65536, 16)])
+def test_cost_follows_the_tokens_and_not_the_experts(tokens, few):
+    """Large batches, two of 8 or of 16 experts a token and two of twice as many: within 2 %, forward and backward."""
+    spec, top_k = SPECS["gated"], 2
+
+    def flops(num_experts: int) -> int:
+        index = jnp.asarray(picks(tokens, top_k, num_experts))
+        rows, tile = rows_run(index, num_experts)
+        call, w = experts.Call(spec, num_experts), jax.eval_shape(lambda: weights_of(spec, num_experts))
+        x, weight = (jax.ShapeDtypeStruct((1, tokens, n), jnp.float32) for n in (D, top_k))
+
+        def loss(x, weight, w):
+            return jnp.sum(experts.apply("grouped", call, x, index[None], weight, w)[0])
+
+        counted = matmul_flops(jax.grad(loss, argnums=(0, 1, 2)), x, weight, w, trips=rows // tile)
+        # Forward, forward again, two gradients; and the sums over each token's experts with their two gradients.
+        assert counted == 4 * 2 * 3 * D * F * rows + 3 * 2 * D * tokens * top_k
+        return counted
+
+    assert 0 < flops(2 * few) / flops(few) - 1 < 0.02
+
+
+def test_tiles_that_hold_nothing_are_not_run():
+    """A buffer for many rows costs nothing where few come: the loop ends at the last tile that holds any."""
+    spec, index = SPECS["gated"], np.array([[0, 3]], np.int32)
+    seats, pad = slots.grouped(index, E, 1, most=2), 14
+    seats = seats._replace(
+        source=jnp.pad(seats.source, (0, pad), constant_values=2),
+        expert=jnp.pad(seats.expert, (0, pad), constant_values=7),
+    )
+    w = jax.tree.map(lambda k: k.at[7].set(jnp.nan), jax.tree.map(jnp.asarray, weights_of(spec)))
+    assert not np.isnan(products.tiled(spec, jnp.zeros((16, D)), seats, w)).any()
+    assert np.isnan(products.tiled(spec, jnp.zeros((16, D)), seats._replace(used=jnp.int32(16)), w)).any()
