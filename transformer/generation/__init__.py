@@ -3,7 +3,7 @@
 `speculate` is `generate` with a draft.
 """
 
-from transformer.generation.layout import quantize, unroll
+from transformer.generation.layout import quantize, turn, unroll
 from transformer.generation.session import Session
 from transformer.generation.speculative import Statistics, speculate
 from transformer.generation.text import Text, complete, generate_text
@@ -11,5 +11,5 @@ from transformer.generation.tokens import Completion, generate
 
 __all__ = [
     "Completion", "Session", "Statistics", "Text", "complete", "generate", "generate_text", "quantize", "speculate",
-    "unroll",
+    "turn", "unroll",
 ]  # fmt: skip

@@ -1,11 +1,18 @@
-"""Products of activations with weights, and weights of eight bits."""
+"""Products of activations with weights, and the forms in which weights wait for them.
+
+What XLA:CPU is good at decides the forms (figures: benchmarks/decode.py). Its library multiplies int8 with int8, but
+widens int8 slowly; and it reads a matrix faster whose summed axis is the last one.
+"""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+# What a step of the first digit of `_digits` is in steps of the second: half a step is 127.
+BASE = 254
 
 
 @jax.tree_util.register_dataclass
@@ -36,7 +43,36 @@ class Quantized:
         return (self.values.astype(jnp.float32) * self.scales).astype(dtype)
 
 
-Weight = Float[Array, "..."] | Quantized
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Turned:
+    """A weight that is stored with its first axes, those summed over, behind the others; stands wherever it would.
+
+    Attributes:
+      weight: what is stored.
+      count: how many axes were moved.
+    """
+
+    weight: Float[Array, "..."] | Quantized
+    count: int = field(metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the weight it stands for."""
+        stored = self.weight.shape
+        return (*stored[-self.count :], *stored[: -self.count])
+
+    @property
+    def size(self) -> int:
+        """Numbers in it."""
+        return self.weight.size
+
+    def astype(self, dtype: jnp.dtype) -> Array:
+        """The weight itself, its axes in their places."""
+        return jnp.moveaxis(self.weight.astype(dtype), range(-self.count, 0), range(self.count))
+
+
+Weight = Float[Array, "..."] | Quantized | Turned
 
 
 def quantize(x: Float[Array, "..."], summed: tuple[int, ...]) -> Quantized:
@@ -48,6 +84,11 @@ def quantize(x: Float[Array, "..."], summed: tuple[int, ...]) -> Quantized:
     x = x.astype(jnp.float32)
     scales = jnp.max(jnp.abs(x), axis=summed, keepdims=True) / 127
     return Quantized(jnp.round(x / jnp.where(scales == 0, 1, scales)).astype(jnp.int8), scales)
+
+
+def turn(weight: Float[Array, "..."] | Quantized, count: int) -> Turned:
+    """The weight stored with its first `count` axes last."""
+    return Turned(jax.tree.map(lambda a: jnp.moveaxis(a, range(count), range(-count, 0)), weight), count)
 
 
 def product(x: Float[Array, "..."], weight: Weight, count: int) -> Float[Array, "..."]:
@@ -70,13 +111,32 @@ def rows(table: Weight, index: Int[Array, "..."]) -> Float[Array, "... D"]:
 
 def _product(x: Array, weight: Weight, summed: tuple[int, ...], dtype: jnp.dtype | None) -> Array:
     """Sums over the last axes of x and the `summed` axes of the weight, in `dtype` (that of x)."""
+    if isinstance(weight, Turned):
+        weight, first = weight.weight, len(weight.shape) - weight.count
+        summed = tuple(first + axis for axis in summed)
     axes = tuple(range(x.ndim - len(summed), x.ndim)), summed
     if not isinstance(weight, Quantized):
         return _dot(x, weight.astype(x.dtype), axes, dtype)
-    # Tied to x, so that no loop keeps a wide copy of the weights: widening is a part of the product.
-    x, values = jax.lax.optimization_barrier((x, weight.values))
+    digits, step = _digits(x, len(summed))
+    axes = tuple(axis + 1 for axis in axes[0]), summed
+    high, low = jax.lax.dot_general(digits, weight.values, (axes, ((), ())), preferred_element_type=jnp.int32)
     scales = jnp.squeeze(weight.scales, summed)
-    return (_dot(x, values.astype(x.dtype), axes, jnp.float32) * scales).astype(dtype or x.dtype)
+    step = step.reshape(*step.shape[: -len(summed)], *(1,) * scales.ndim)
+    return ((high + low / BASE) * step * scales).astype(dtype or x.dtype)
+
+
+def _digits(x: Float[Array, "..."], count: int) -> tuple[Int[Array, "2 ..."], Float[Array, "..."]]:
+    """(two int8 digits, float32 step): x = (first + second / BASE) step, one step for the last `count` axes.
+
+    To the 65,000th part of the largest number: no rounding beside that of the weights, so that integers multiply
+    integers and yet the weights alone are quantized. The second digit is free where there is one row: the library
+    that XLA:CPU has for products wants two.
+    """
+    x = x.astype(jnp.float32)
+    step = jnp.max(jnp.abs(x), axis=range(-count, 0), keepdims=True) / 127
+    x = x / jnp.where(step == 0, 1, step)
+    first = jnp.round(x)
+    return jnp.stack([first, jnp.round((x - first) * BASE)]).astype(jnp.int8), step
 
 
 def _dot(x: Array, weight: Array, axes: tuple[tuple[int, ...], tuple[int, ...]], dtype: jnp.dtype | None) -> Array:
