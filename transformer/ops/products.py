@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-# What a step of the first digit of `_digits` is in steps of the second: half a step is 127.
+# Steps of a digit of `_digits` in one of the digit before: half of one is 127, the largest int8.
 BASE = 254
 
 
@@ -119,24 +119,28 @@ def _product(x: Array, weight: Weight, summed: tuple[int, ...], dtype: jnp.dtype
         return _dot(x, weight.astype(x.dtype), axes, dtype)
     digits, step = _digits(x, len(summed))
     axes = tuple(axis + 1 for axis in axes[0]), summed
-    high, low = jax.lax.dot_general(digits, weight.values, (axes, ((), ())), preferred_element_type=jnp.int32)
+    parts = jax.lax.dot_general(digits, weight.values, (axes, ((), ())), preferred_element_type=jnp.int32)
+    y = sum(part / BASE**i for i, part in enumerate(parts))
     scales = jnp.squeeze(weight.scales, summed)
     step = step.reshape(*step.shape[: -len(summed)], *(1,) * scales.ndim)
-    return ((high + low / BASE) * step * scales).astype(dtype or x.dtype)
+    return (y * step * scales).astype(dtype or x.dtype)
 
 
-def _digits(x: Float[Array, "..."], count: int) -> tuple[Int[Array, "2 ..."], Float[Array, "..."]]:
-    """(two int8 digits, float32 step): x = (first + second / BASE) step, one step for the last `count` axes.
+def _digits(x: Float[Array, "..."], count: int) -> tuple[Int[Array, "n ..."], Float[Array, "..."]]:
+    """(int8 digits, float32 step): x = (first + second / BASE + …) step, one step for the last `count` axes.
 
-    To the 65,000th part of the largest number: no rounding beside that of the weights, so that integers multiply
-    integers and yet the weights alone are quantized. The second digit is free where there is one row: the library
-    that XLA:CPU has for products wants two.
+    As many as x has bits for, so that integers multiply integers and yet nothing but the weights is quantized: two for
+    bfloat16 (16 bits of the largest number), three for float32. With one row, the second one is free: the library
+    that XLA:CPU has for products wants two rows.
     """
+    digits = 2 if x.dtype == jnp.bfloat16 else 3
     x = x.astype(jnp.float32)
     step = jnp.max(jnp.abs(x), axis=range(-count, 0), keepdims=True) / 127
-    x = x / jnp.where(step == 0, 1, step)
-    first = jnp.round(x)
-    return jnp.stack([first, jnp.round((x - first) * BASE)]).astype(jnp.int8), step
+    rest, found = x / jnp.where(step == 0, 1, step), []
+    for _ in range(digits):
+        found.append(jnp.round(rest))
+        rest = (rest - found[-1]) * BASE
+    return jnp.stack(found).astype(jnp.int8), step
 
 
 def _dot(x: Array, weight: Array, axes: tuple[tuple[int, ...], tuple[int, ...]], dtype: jnp.dtype | None) -> Array:
