@@ -112,8 +112,10 @@ def rows(table: Weight, index: Int[Array, "..."]) -> Float[Array, "... D"]:
 def _product(x: Array, weight: Weight, summed: tuple[int, ...], dtype: jnp.dtype | None) -> Array:
     """Sums over the last axes of x and the `summed` axes of the weight, in `dtype` (that of x)."""
     if isinstance(weight, Turned):
-        weight, first = weight.weight, len(weight.shape) - weight.count
-        summed = tuple(first + axis for axis in summed)
+        lead, outputs = x.shape[: -weight.count], weight.weight.shape[: -weight.count]
+        # As matrices: of more axes, XLA would bring those summed over to the front again, at every call.
+        matrix = jax.tree.map(lambda a: a.reshape(math.prod(a.shape[: -weight.count]), -1), weight.weight)
+        return _product(x.reshape(*lead, -1), matrix, (1,), dtype).reshape(*lead, *outputs)
     axes = tuple(range(x.ndim - len(summed), x.ndim)), summed
     if not isinstance(weight, Quantized):
         return _dot(x, weight.astype(x.dtype), axes, dtype)
