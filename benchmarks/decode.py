@@ -27,7 +27,7 @@ import numpy as np
 
 import transformer
 from transformer.checkpoints.gguf import locate
-from transformer.generation import generate, quantize, unroll
+from transformer.generation import generate, quantize, turn, unroll
 from transformer.ops.sampling import Sampling
 
 WORKER = Path(__file__).with_name("other_generators.py")
@@ -44,6 +44,8 @@ class Ours:
             self.model, self.params = unroll(self.model, self.params)
         if eight_bit:
             self.params = quantize(self.model, self.params)
+        if apart:
+            self.params = turn(self.model, self.params)
         self.bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(self.params))
 
     def seconds(self, prompts: list[list[int]], new: int) -> float:
@@ -88,11 +90,11 @@ def bandwidth(tries: int = 7) -> float:
 def measure(runners: dict, prompts: list[list[int]], new: int, rounds: int) -> dict[str, list[tuple[float, float]]]:
     """(seconds of the prompts, seconds of decoding) of each round of each runner; the first round only warms up."""
     found = {name: [] for name in runners}
-    for turn in range(rounds + 1):
+    for lap in range(rounds + 1):
         for name, runner in runners.items():
             prompt = runner.seconds(prompts, 1)
             whole = runner.seconds(prompts, 1 + new)
-            if turn:
+            if lap:
                 found[name].append((prompt, whole - prompt))
             elif isinstance(runner, Ours):
                 again = runner.seconds(prompts, 1 + new)

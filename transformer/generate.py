@@ -104,6 +104,8 @@ def _open(args: argparse.Namespace, many: bool) -> tuple[Any, Callable[[], tuple
     def finish(begin: float, model, params, tokenizer):
         if args.weights:
             params = generation.quantize(model, params)
+        if layers == "apart":
+            params = generation.turn(model, params)
         jax.block_until_ready(params)
         print(f"read in {time.perf_counter() - begin:.2f} s, layers {layers}", file=sys.stderr)
         return model, params, tokenizer

@@ -8,7 +8,8 @@ import pytest
 
 from tests import common
 from tests.generation.common import GREEDY, NEW, assert_close, generate, greedy, prompts
-from transformer.generation.layout import quantize, unroll
+from transformer.generation.layout import quantize, turn, unroll
+from transformer.nn import initial
 from transformer.ops import products
 
 families = pytest.mark.parametrize("family", common.DECODERS)
@@ -22,6 +23,10 @@ def test_layers_apart_are_the_same_function(family):
     assert shapes == jax.tree.map(lambda x: x.shape, nn.unbox(common.abstract_params(model)))
     done = generate(model, params, prompts(family), max_new_tokens=NEW, sampling=GREEDY)
     assert [c.tokens for c in done] == [c.tokens for c in greedy(family)]
+
+
+def is_turned(x) -> bool:
+    return isinstance(x, products.Turned)
 
 
 def is_narrow(x) -> bool:
@@ -40,6 +45,48 @@ def test_eight_bit_weights_are_the_rounded_ones(family):
     tokens = common.random_tokens(family, 2, 24)
     forward = jax.jit(lambda params: model.apply({"params": params}, tokens))
     assert_close(np.asarray(forward(narrow)), np.asarray(forward(rounded)), "logits")
+
+
+@families
+@pytest.mark.parametrize("narrow", [False, True], ids=["float32", "int8"])
+def test_turned_weights_are_the_same_function(family, narrow):
+    """Also that the laws of eight bits hold for them: to quantize and to turn go together."""
+    model, params = unroll(common.model(family), common.params(family))
+    params = quantize(model, params) if narrow else params
+    turned = turn(model, params)
+    found = [x for x in jax.tree.leaves(turned, is_leaf=is_turned) if is_turned(x)]
+    boxes = jax.tree_util.tree_leaves_with_path(common.abstract_params(model), is_leaf=initial.is_named)
+    maps = [box for path, box in boxes if path[-1].key == "kernel" and box.summed and path[0].key == "decoder"]
+    assert len(found) >= len(maps) > 0, "every linear map of the decoder"
+    tokens = common.random_tokens(family, 2, 24)
+    forward = jax.jit(lambda params: model.apply({"params": params}, tokens))
+    assert_close(np.asarray(forward(turned)), np.asarray(forward(params)), "logits")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_turned_weight_stands_where_it_would(count):
+    w = jax.random.normal(jax.random.key(0), (6, 4, 10))
+    for weight in (w, products.quantize(w, tuple(range(-3, count - 3)))):
+        turned = products.turn(weight, count)
+        assert turned.shape == w.shape and turned.size == w.size and turned.weight.shape != w.shape
+        np.testing.assert_array_equal(turned.astype(jnp.float32), weight.astype(jnp.float32))
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(jnp.float32, 24), (jnp.bfloat16, 16)])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_only_weights_are_rounded_in_a_product_with_eight_bits(rows, dtype, bits):
+    """It differs from the product with the rounded weights by what so many bits of x's largest number allow."""
+    keys = jax.random.split(jax.random.key(0), 2)
+    x, w = (jax.random.normal(k, s) for k, s in zip(keys, [(rows, 1, 4, 8), (4, 8, 24)], strict=True))
+    x = x.at[0, 0, 0, 0].mul(1e3).at[-1].mul(1e-20).astype(dtype)
+    narrow = products.quantize(w, (-3, -2))
+    wide, exact = np.asarray(narrow.astype(jnp.float32), np.float64), np.asarray(x, np.float64)
+    got = np.asarray(products._product(x, narrow, (0, 1), jnp.float32), np.float64)
+    want = np.einsum("btnh,nhd->btd", exact, wide)
+    allowed = np.abs(exact).max((2, 3))[..., None] * 2.0**-bits * np.abs(wide).sum((0, 1))
+    assert got.shape == want.shape
+    assert (np.abs(got - want) <= allowed + 1e-6 * np.abs(want)).all()
+    assert not products.product(jnp.zeros_like(x), narrow, 2).any(), "nothing but zeros has no step"
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

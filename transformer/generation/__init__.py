@@ -5,7 +5,7 @@ and `fill_mask` asks an encoder.
 """
 
 from transformer.generation.beam import Beams, Hypothesis, beam_search
-from transformer.generation.layout import quantize, unroll
+from transformer.generation.layout import quantize, turn, unroll
 from transformer.generation.mask_filling import fill_mask
 from transformer.generation.matching import exact_match
 from transformer.generation.session import Session
@@ -15,5 +15,5 @@ from transformer.generation.tokens import Completion, generate
 
 __all__ = [
     "Beams", "Completion", "Hypothesis", "Session", "Statistics", "Text", "beam_search", "complete", "exact_match",
-    "fill_mask", "generate", "generate_text", "quantize", "speculate", "unroll",
+    "fill_mask", "generate", "generate_text", "quantize", "speculate", "turn", "unroll",
 ]  # fmt: skip

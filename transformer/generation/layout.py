@@ -1,7 +1,8 @@
-"""The form in which a model decodes fastest: every layer with arrays of its own.
+"""The form in which a model decodes fastest: every layer with arrays of its own, weights turned as products read them.
 
 A scan reads one layer's weights out of a stack. Where a product takes a batch of tokens that is nothing; where it takes
-one token, the copy costs more than the product (on a CPU, 7 GB/s of weights against 26: benchmarks/decode.py).
+one token, the copy costs more than the product (on a CPU, 7 GB/s of weights against 26: benchmarks/decode.py). The
+three functions here go together in the order of `unroll`, `quantize`, `turn`; each alone is right, too.
 """
 
 import dataclasses
@@ -43,3 +44,16 @@ def quantize(model: Transformer, params: dict[str, Any]) -> dict[str, Any]:
         return jax.jit(products.quantize, static_argnums=1)(x, box.summed) if box.summed else x
 
     return jax.tree.map(narrow, initial.abstract_params(model), params, is_leaf=initial.is_named)
+
+
+def turn(model: Transformer, params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters with the kernel of every linear map stored outputs first; of a stack's repeats as it is."""
+
+    def move(path, box: Named, x: Any) -> Any:
+        # Not what is summed over one axis here and another there, nor experts, whose kernels are read as they lie.
+        if path[-1].key != "kernel" or -len(box.names) not in box.summed:
+            return x
+        return jax.jit(products.turn, static_argnums=1)(x, len(box.summed))
+
+    boxes = initial.abstract_params(model)
+    return jax.tree.map_with_path(move, boxes, params, is_leaf=initial.is_named)

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from transformer.ops.products import Turned
+
 
 class Named(struct.PyTreeNode, nn.meta.AxisMetadata):
     """A parameter boxed with what is known of its axes at birth, until `unbox` at the end of initialisation.
@@ -53,10 +55,14 @@ def parameter(
 ) -> jax.Array:
     """Creates (or reads) a parameter of `module` with one logical axis name a dimension; see `Named`.
 
-    One with `summed` axes may come back as `ops.products.Quantized`.
+    One with `summed` axes may come back as `ops.products.Quantized` or `Turned`.
     """
     if len(shape) != len(names):
         raise ValueError(f"{'/'.join(module.path)}/{name}: axis names {names} for shape {shape}")
+
+    kept = module.get_variable("params", name)
+    if isinstance(kept, Turned):  # `param` would miss the shape that it stands for
+        return kept
 
     def boxed(key, *args):
         return Named(init(key, *args), tuple(names), tuple(summed))

@@ -1,11 +1,18 @@
-"""Products of activations with weights, and weights of eight bits."""
+"""Products of activations with weights, and the forms in which weights wait for them.
+
+What XLA:CPU is good at decides the forms (figures: benchmarks/decode.py). Its library multiplies int8 with int8, but
+widens int8 slowly; and it reads a matrix faster whose summed axis is the last one.
+"""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+# Steps of a digit of `_digits` in one of the digit before: half of one is 127, the largest int8.
+BASE = 254
 
 
 @jax.tree_util.register_dataclass
@@ -36,7 +43,36 @@ class Quantized:
         return (self.values.astype(jnp.float32) * self.scales).astype(dtype)
 
 
-Weight = Float[Array, "..."] | Quantized
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Turned:
+    """A weight that is stored with its first axes, those summed over, behind the others; stands wherever it would.
+
+    Attributes:
+      weight: what is stored.
+      count: how many axes were moved.
+    """
+
+    weight: Float[Array, "..."] | Quantized
+    count: int = field(metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the weight it stands for."""
+        stored = self.weight.shape
+        return (*stored[-self.count :], *stored[: -self.count])
+
+    @property
+    def size(self) -> int:
+        """Numbers in it."""
+        return self.weight.size
+
+    def astype(self, dtype: jnp.dtype) -> Array:
+        """The weight itself, its axes in their places."""
+        return jnp.moveaxis(self.weight.astype(dtype), range(-self.count, 0), range(self.count))
+
+
+Weight = Float[Array, "..."] | Quantized | Turned
 
 
 def quantize(x: Float[Array, "..."], summed: tuple[int, ...]) -> Quantized:
@@ -48,6 +84,11 @@ def quantize(x: Float[Array, "..."], summed: tuple[int, ...]) -> Quantized:
     x = x.astype(jnp.float32)
     scales = jnp.max(jnp.abs(x), axis=summed, keepdims=True) / 127
     return Quantized(jnp.round(x / jnp.where(scales == 0, 1, scales)).astype(jnp.int8), scales)
+
+
+def turn(weight: Float[Array, "..."] | Quantized, count: int) -> Turned:
+    """The weight stored with its first `count` axes last."""
+    return Turned(jax.tree.map(lambda a: jnp.moveaxis(a, range(count), range(-count, 0)), weight), count)
 
 
 def product(x: Float[Array, "..."], weight: Weight, count: int) -> Float[Array, "..."]:
@@ -70,13 +111,38 @@ def rows(table: Weight, index: Int[Array, "..."]) -> Float[Array, "... D"]:
 
 def _product(x: Array, weight: Weight, summed: tuple[int, ...], dtype: jnp.dtype | None) -> Array:
     """Sums over the last axes of x and the `summed` axes of the weight, in `dtype` (that of x)."""
+    if isinstance(weight, Turned):
+        lead, outputs = x.shape[: -weight.count], weight.weight.shape[: -weight.count]
+        # As matrices: of more axes, XLA would bring those summed over to the front again, at every call.
+        matrix = jax.tree.map(lambda a: a.reshape(math.prod(a.shape[: -weight.count]), -1), weight.weight)
+        return _product(x.reshape(*lead, -1), matrix, (1,), dtype).reshape(*lead, *outputs)
     axes = tuple(range(x.ndim - len(summed), x.ndim)), summed
     if not isinstance(weight, Quantized):
         return _dot(x, weight.astype(x.dtype), axes, dtype)
-    # Tied to x, so that no loop keeps a wide copy of the weights: widening is a part of the product.
-    x, values = jax.lax.optimization_barrier((x, weight.values))
+    digits, step = _digits(x, len(summed))
+    axes = tuple(axis + 1 for axis in axes[0]), summed
+    parts = jax.lax.dot_general(digits, weight.values, (axes, ((), ())), preferred_element_type=jnp.int32)
+    y = sum(part / BASE**i for i, part in enumerate(parts))
     scales = jnp.squeeze(weight.scales, summed)
-    return (_dot(x, values.astype(x.dtype), axes, jnp.float32) * scales).astype(dtype or x.dtype)
+    step = step.reshape(*step.shape[: -len(summed)], *(1,) * scales.ndim)
+    return (y * step * scales).astype(dtype or x.dtype)
+
+
+def _digits(x: Float[Array, "..."], count: int) -> tuple[Int[Array, "n ..."], Float[Array, "..."]]:
+    """(int8 digits, float32 step): x = (first + second / BASE + …) step, one step for the last `count` axes.
+
+    As many as x has bits for, so that integers multiply integers and yet nothing but the weights is quantized: two for
+    bfloat16 (16 bits of the largest number), three for float32. With one row, the second one is free: the library
+    that XLA:CPU has for products wants two rows.
+    """
+    digits = 2 if x.dtype == jnp.bfloat16 else 3
+    x = x.astype(jnp.float32)
+    step = jnp.max(jnp.abs(x), axis=range(-count, 0), keepdims=True) / 127
+    rest, found = x / jnp.where(step == 0, 1, step), []
+    for _ in range(digits):
+        found.append(jnp.round(rest))
+        rest = (rest - found[-1]) * BASE
+    return jnp.stack(found).astype(jnp.int8), step
 
 
 def _dot(x: Array, weight: Array, axes: tuple[tuple[int, ...], tuple[int, ...]], dtype: jnp.dtype | None) -> Array:
