@@ -21,7 +21,7 @@ from transformer.checkpoints.gguf import PACKAGE
 from transformer.checkpoints.tensors import CheckpointError
 from transformer.checkpoints.workdir import WorkdirError
 from transformer.config import Run, load_config, override, resolve
-from transformer.generation import generate_text
+from transformer.generation import exact_match, generate_text
 from transformer.nn.model import Transformer
 from transformer.ops.sampling import Sampling
 from transformer.planning.accounting import flops_per_token
@@ -114,7 +114,8 @@ def main(arguments: list[str]) -> int:
             override(values, name, text)
         run = resolve(values)
         flops = flops_per_token(run.spec, run.settings.data.seq_len, training=True).total
-        result = train(run, flags.workdir, flops_per_token=flops, sampler=sampler(run), quiet=flags.quiet)
+        hooks = dict(sampler=sampler(run), matcher=exact_match)
+        result = train(run, flags.workdir, flops_per_token=flops, **hooks, quiet=flags.quiet)
     except KeyboardInterrupt:
         return 130
     except MISTAKES as error:

@@ -21,4 +21,4 @@ PARAMETERS = {"base": 110_106_428, "large": 336_226_108}
 
 def get_config(size: str = "tiny"):
     """The run of a size."""
-    return common.run("bert", SIZES, size)
+    return common.run("bert", SIZES, size, data=dict(objective="masked"))

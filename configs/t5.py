@@ -53,4 +53,4 @@ PARAMETERS = {
 
 def get_config(size: str = "tiny"):
     """The run of a size."""
-    return common.run("t5", SIZES, size)
+    return common.run("t5", SIZES, size, data=dict(objective="spans"))

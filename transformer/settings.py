@@ -179,6 +179,7 @@ class Train:
     log_every: int = 10
     eval_every: int = 100
     eval_batches: int = 8
+    eval_pairs: int = 0  # held-out pairs that the model must answer exactly, for data.objective="pairs"; 0: none
     checkpoint_every: int = 100
     keep_checkpoints: int = 2
     sample_every: int = 0
@@ -191,6 +192,7 @@ class Train:
             check(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "use at least 1")
         for name in ("eval_every", "checkpoint_every", "sample_every"):
             check(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "use 0 (never) or more steps")
+        check(self.eval_pairs >= 0, "train.eval_pairs", self.eval_pairs, "use 0 (none) or more pairs")
         check(
             bool(self.sample_prompts) or not self.sample_every,
             "train.sample_prompts",
@@ -222,6 +224,8 @@ class Settings:
         check(0 <= self.seed < 2**32, "seed", self.seed, "use 0 to 2**32 - 1")
         accumulate, batch = self.train.accumulate, self.data.batch_size
         check(batch % accumulate == 0, "train.accumulate", accumulate, f"must divide data.batch_size={batch}")
+        objective, asked = self.data.objective, self.train.eval_pairs
+        check(not asked or objective == "pairs", "train.eval_pairs", asked, f"data.objective={objective!r}: use 0")
         warmup, steps = self.optimizer.warmup_steps, self.train.steps
         check(
             warmup < steps,

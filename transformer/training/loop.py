@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,14 +16,16 @@ from transformer.checkpoints.workdir import Workdir, WorkdirError
 from transformer.config import Run
 from transformer.nn.model import Transformer
 from transformer.tokenizer import Tokenizer, load_tokenizer
-from transformer.training import data, metrics
+from transformer.training import data, metrics, pairs
 from transformer.training.examples import shape_of
 from transformer.training.objectives import make_objective
 from transformer.training.optimizer import make_optimizer
+from transformer.training.pairs import Pair
 from transformer.training.state import TrainState, abstract_state, init_state, state_of
 from transformer.training.step import Batch, compile_train_step, make_eval_step, means
 
 Sampler = Callable[[Transformer, dict, Tokenizer], str]
+Matcher = Callable[[Transformer, dict, Tokenizer, Sequence[Pair]], float]
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ def train(
     *,
     flops_per_token: float | None = None,
     sampler: Sampler | None = None,
+    matcher: Matcher | None = None,
     quiet: bool = False,
 ) -> Result:
     """Trains `run` in `workdir`, from its newest checkpoint if it has one.
@@ -50,17 +53,18 @@ def train(
     Args:
       flops_per_token: training FLOPs of one token, for MFU.
       sampler: makes text with the current parameters, called every `train.sample_every` steps and at the end.
+      matcher: what fraction of pairs the current parameters answer exactly, of `train.eval_pairs` at each evaluation.
 
     Raises:
       SettingsError, ShardingError, WorkdirError: before anything is compiled.
     """
-    return _Loop(run, workdir, flops_per_token, sampler, quiet).run_all()
+    return _Loop(run, workdir, flops_per_token, sampler, matcher, quiet).run_all()
 
 
 class _Loop:
     """The parts of one run, made in the order in which they can fail: cheap checks first, compiling last."""
 
-    def __init__(self, run: Run, workdir: str, flops_per_token, sampler, quiet: bool):
+    def __init__(self, run: Run, workdir: str, flops_per_token, sampler, matcher, quiet: bool):
         self.settings = settings = run.settings
         self.mesh = sharding.make_mesh(settings.mesh)
         sharding.check_batch(settings.data.batch_size // settings.train.accumulate, self.mesh, settings.compute.rules)
@@ -83,7 +87,9 @@ class _Loop:
             )
         self.workdir.open_config(run.values)
         self.workdir.keep_tokenizer(settings.data.tokenizer)
-        self.flops_per_token, self.sampler = flops_per_token, sampler
+        self.flops_per_token, self.sampler, self.matcher = flops_per_token, sampler, matcher
+        asked = settings.train.eval_pairs if matcher else 0
+        self.asked = pairs.pairs(settings.data, "validation")[:asked] if asked else []
         self.quiet = quiet or jax.process_index() != 0
         self.train_step = compile_train_step(self.model, settings)
         self.eval_step = jax.jit(make_eval_step(self.model, settings.train.mtp_weight))
@@ -191,10 +197,14 @@ class _Loop:
             sums = more if sums is None else jax.tree.map(jax.numpy.add, sums, more)
         values = {name: float(x) for name, x in means(sums).items()}
         values["perplexity"] = float(np.exp(values["loss"]))
+        told = ""
+        if self.asked:
+            values["exact_match"] = self.matcher(self.model, params, self.tokenizer, self.asked)
+            told = f", {values['exact_match']:.2%} of {len(self.asked):,} unseen pairs exact"
         self._record(step, "eval", values)
         self.progress.say(
             f"step {step}: validation loss {values['loss']:.4f}, perplexity {values['perplexity']:.2f}, "
-            f"{values['bits_per_byte']:.3f} bits/byte"
+            f"{values['bits_per_byte']:.3f} bits/byte{told}"
         )
         return values
 
