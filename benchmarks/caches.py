@@ -13,18 +13,21 @@ import jax
 
 from transformer import families, spec
 from transformer.ops import cache
-from transformer.planning import accounting
+from transformer.planning.caches import cache_numbers
 
 PAGE = Path(__file__).parents[1] / "docs" / "caches.md"
 LENGTH = 32_768
+# Sizes that nobody published.
+NO_MODEL = ("tiny", "mini")
 HEAD = f"""# What caches cost
 
 Made by `python benchmarks/caches.py`. A layer keeps of a token, in numbers: 2·h·d with multi-head attention, 2·g·d with
 g groups of queries (GQA), 2·d with one (MQA), kv_rank + rope_dim with latent attention (MLA). A window layer holds
 `window` tokens at most. "Allocated" are the bytes of the buffers that `ops.cache.init` makes for one row of
 {LENGTH:,} tokens (or the longest that the model takes, where positions are a learned table); they equal the theory
-exactly in every row, or this page could not have been written. int8 adds a float32 scale a token and head. Positions
-of the slots, 4 bytes each, are not counted.
+exactly in every row, or this page could not have been written. Cross-attention keeps as much of every token that the
+encoder read, once and for all: the second number of bytes a token; allocated for as many tokens. int8 adds a float32
+scale a token and head. Positions of the slots, 4 bytes each, are not counted.
 
 | model | layers | attention | numbers a token and layer | bfloat16 bytes a token | allocated: bfloat16 | int8 |
 |---|---|---|---|---|---|---|
@@ -33,9 +36,9 @@ of the slots, 4 bytes each, are not counted.
 
 def allocated(model: spec.Model, length: int, dtype: str) -> int:
     """Bytes of the keys and values of one row, and their scales."""
-    held = jax.eval_shape(lambda: cache.init(model.decoder, 1, length, dtype))
-    layers = [dataclasses.replace(layer.mixer, positions=None) for layer in (*held.head, *held.body, *held.tail)]
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(layers))
+    held = jax.eval_shape(lambda: cache.init(model.decoder, 1, length, dtype, source_length=length))
+    held = held.map(lambda layer: dataclasses.replace(layer, positions=None))
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(held))
 
 
 def attention(mixer: spec.Attention | spec.LatentAttention) -> tuple[str, str]:
@@ -49,24 +52,28 @@ def attention(mixer: spec.Attention | spec.LatentAttention) -> tuple[str, str]:
 
 
 def row(family: str, size: str) -> str:
-    """A line of the table.
+    """A line of the table; none for an encoder alone.
 
     Raises:
       AssertionError: what is allocated is not what the theory says.
     """
     model = families.build_spec(importlib.import_module(f"configs.{family}").get_config(size).model.to_dict())
+    if model.decoder is None:
+        return ""
     length = min(LENGTH, model.length_limit or LENGTH)
-    numbers = accounting.cache_numbers(model, length)
+    numbers = cache_numbers(model, length)
     held = {dtype: allocated(model, length, dtype) for dtype in cache.CACHE_DTYPES}
     for dtype, size_held in held.items():
         assert size_held == numbers.bytes(dtype), (family, size, dtype, size_held, numbers.bytes(dtype))
-    kinds = dict.fromkeys(attention(block.mixer) for block in model.decoder.layers)
+    blocks = model.decoder.layers
+    kinds = dict.fromkeys(attention(block.mixer) for block in blocks)
+    kinds |= {(f"{kind}, cross", formula): None for b in blocks if b.cross for kind, formula in [attention(b.cross)]}
     cells = [
         f"{family} {size}",
         str(model.decoder.num_layers),
         "; ".join(kind for kind, _ in kinds),
         "; ".join(dict.fromkeys(formula for _, formula in kinds)),
-        f"{sum(numbers.per_token) * 2:,}",
+        f"{sum(numbers.per_token) * 2:,}" + (f" + {sum(numbers.source.per_token) * 2:,}" if numbers.source else ""),
         *(f"{held[dtype] / 2**20:,.1f} MiB" for dtype in ("bfloat16", "int8")),
     ]
     return f"| {' | '.join(cells)} |\n"
@@ -75,7 +82,7 @@ def row(family: str, size: str) -> str:
 def page() -> str:
     """The whole page."""
     published = {family: importlib.import_module(f"configs.{family}").SIZES for family in families.names()}
-    sizes = [(family, size) for family, sizes in published.items() for size in sizes if size not in ("tiny", "mini")]
+    sizes = [(family, size) for family, sizes in published.items() for size in sizes if not size.startswith(NO_MODEL)]
     return HEAD + "".join(row(family, size) for family, size in sizes)
 
 

@@ -16,8 +16,11 @@ from rich.table import Table
 
 from transformer import config, spec
 from transformer.planning import accounting, words
+from transformer.planning.caches import cache_numbers
 from transformer.settings import SettingsError
 
+# FLOPs that most models have none of.
+OPTIONAL = ("cross", "mtp")
 PIPE_WIDTH = 160  # columns where the output is no terminal: the table takes what it needs
 
 
@@ -26,11 +29,13 @@ class Span:
     """Equal neighbouring blocks of one part of a stack.
 
     Attributes:
+      stack: "encoder", "decoder" or "mtp".
       part: "head", "body" or "tail".
       first, last: indices within the part, both included.
       repeats: how often the part runs.
     """
 
+    stack: str
     part: str
     first: int
     last: int
@@ -43,28 +48,33 @@ class Span:
         return (self.last - self.first + 1) * self.repeats
 
 
-def spans(stack: spec.Stack) -> tuple[Span, ...]:
-    """The stack as runs of equal blocks, in order."""
+def spans(stack: spec.Stack, name: str) -> tuple[Span, ...]:
+    """The stack of that name as runs of equal blocks, in order."""
     found = []
     for part, repeats in (("head", 1), ("body", stack.repeats), ("tail", 1)):
         first = 0
         for block, run in itertools.groupby(getattr(stack, part)):
             last = first + len(list(run)) - 1
-            found.append(Span(part, first, last, repeats, block))
+            found.append(Span(name, part, first, last, repeats, block))
             first = last + 1
     return tuple(found)
 
 
 def mtp_spans(model: spec.Model) -> tuple[Span, ...]:
     """The layers of multi-token prediction as runs of equal blocks."""
-    found = spans(model.mtp.decoder) if model.mtp else ()
+    found = spans(model.mtp.decoder, "mtp") if model.mtp else ()
     return tuple(dataclasses.replace(span, part="mtp", repeats=model.mtp.depth) for span in found)
+
+
+def _of_stacks(model: spec.Model) -> tuple[Span, ...]:
+    return tuple(span for name, stack in model.stacks.items() for span in spans(stack, name))
 
 
 def totals(model: spec.Model, seq_len: int) -> dict[str, Any]:
     """Parameters, bytes, cache and FLOPs of a model; FLOPs a token of rows of `seq_len` tokens."""
     count = accounting.parameters(model)
-    cache = accounting.cache_numbers(model, model.max_length)
+    cache = cache_numbers(model, model.max_length)
+    source = sum(cache.source.per_token) if cache.source else 0
     forward, training = (accounting.flops_per_token(model, seq_len, training=t) for t in (False, True))
     return {
         "parameters": count.total,
@@ -72,6 +82,7 @@ def totals(model: spec.Model, seq_len: int) -> dict[str, Any]:
         "mtp_parameters": count.mtp,
         "parameter_bytes": {dtype: count.total * size for dtype, size in accounting.BYTES.items()},
         "kv_bytes_per_token_bfloat16": sum(cache.per_token) * accounting.BYTES["bfloat16"],
+        "source_kv_bytes_per_token_bfloat16": source * accounting.BYTES["bfloat16"],
         "kv_bytes_at_max_length_bfloat16": cache.bytes("bfloat16"),
         "forward_flops_per_token": dataclasses.asdict(forward) | {"total": forward.total},
         "training_flops_per_token": dataclasses.asdict(training) | {"total": training.total},
@@ -86,6 +97,7 @@ def describe(model: spec.Model, seq_len: int) -> dict[str, Any]:
         parameters = accounting.block_parameters(span.block, model.d_model)
         flops = accounting.block_flops(span.block, model.d_model, seq_len)
         return {
+            "stack": span.stack,
             "part": span.part,
             "blocks": list(range(span.first, span.last + 1)),
             "repeats": span.repeats,
@@ -93,7 +105,7 @@ def describe(model: spec.Model, seq_len: int) -> dict[str, Any]:
             **_plain(span.block),
             "parameters": dataclasses.asdict(parameters) | {"total": parameters.total, "active": parameters.active},
             "parameters_of_all_layers": parameters.total * span.layers,
-            "kv_numbers_per_token": _kv_numbers(span.block),
+            "kv_numbers_per_token": _kv_numbers(span),
             "forward_flops_per_token": dataclasses.asdict(flops) | {"total": flops.total},
         }
 
@@ -101,12 +113,14 @@ def describe(model: spec.Model, seq_len: int) -> dict[str, Any]:
         "vocab_size": model.vocab_size,
         "d_model": model.d_model,
         "max_length": model.max_length,
-        "num_layers": model.decoder.num_layers,
+        "num_layers": {name: stack.num_layers for name, stack in model.stacks.items()},
         "seq_len": seq_len,
         "embedding": _plain(model.embedding) | {"parameters": count.embedding},
-        "stack": [described(span) for span in spans(model.decoder)],
-        "final_norm": _plain(model.decoder.final_norm),
-        "head": _plain(model.head) | {"parameters": count.head},
+        "stack": [described(span) for span in _of_stacks(model)],
+        "relative_biases": {"parameters": count.relative},
+        "final_norm": {name: _plain(stack.final_norm) for name, stack in model.stacks.items()},
+        "head": _plain(model.head) and _plain(model.head) | {"parameters": count.head},
+        "pooler": _plain(model.pooler) and _plain(model.pooler) | {"parameters": count.pooler},
         "mtp": [described(span) for span in mtp_spans(model)],
         "totals": totals(model, seq_len),
     }
@@ -127,62 +141,75 @@ def render(model: spec.Model, seq_len: int) -> Group:
         parameters = accounting.block_parameters(block, width).total
         flops = accounting.block_flops(block, width, seq_len)
         row(
-            _span_text(span),
-            words.attention(block.mixer),
+            _span_text(span, model),
+            words.mixing(block),
             words.feed_forward(block.ffn),
             f"{block.placement}\n{words.norm(block.norm)}",
             f"{parameters:,}" + (f"\n× {span.layers} =\n{parameters * span.layers:,}" if span.layers > 1 else ""),
-            f"{_kv_numbers(block):,}",
+            f"{_kv_numbers(span):,}",
             _flops_text(flops),
         )
 
     row("embedding", words.embedding(model), "", "", f"{count.embedding:,}", "", "")
-    for span in spans(model.decoder):
+    for span in _of_stacks(model):
         add(span)
-    final = model.decoder.final_norm
+    if count.relative:
+        row("relative biases", "a table a stack", "", "", f"{count.relative:,}", "", "")
+    final = model.trunk.final_norm
     row("final norm", "", "", words.norm(final) if final else "none", f"{count.final_norm:,}", "", "")
     head_flops = accounting.flops_per_token(model, seq_len, training=False).head
     row("head", words.head(model.head), "", "", f"{count.head:,}", "", words.si(head_flops))
+    if model.pooler:
+        row("pooler", words.pooler(model.pooler), "", "", f"{count.pooler:,}", "", "")
     for span in mtp_spans(model):
         add(span)
     heading = (
         f"d_model {width:,}   vocab_size {model.vocab_size:,}   max_length {model.max_length:,}   "
-        f"{model.decoder.num_layers} layers"
+        f"{' + '.join(str(stack.num_layers) for stack in model.stacks.values())} layers"
     )
     notes = f"KV/token: numbers a layer.   FLOPs/token: forward, a layer, on average over rows of {seq_len:,} tokens."
+    if len(model.stacks) > 1:
+        notes += f"\nThe encoder reads as many tokens as the decoder.   A text begins with token {model.decoder_start}."
     return Group(heading, table, notes, "", _totals_table(totals(model, seq_len), model, seq_len))
 
 
 def _flops_text(flops: accounting.Flops) -> str:
-    parts = ("proj", flops.projections), ("scores", flops.scores), ("ffn", flops.ffn)
+    parts = [("proj", flops.projections), ("scores", flops.scores), ("ffn", flops.ffn)]
+    parts[2:2] = [("cross", flops.cross)] if flops.cross else []
     return "\n".join([words.si(flops.total), *(f"{name} {words.si(value)}" for name, value in parts)])
 
 
 def _totals_table(t: dict[str, Any], model: spec.Model, seq_len: int) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     training = t["training_flops_per_token"]
-    parts = ", ".join(f"{name} {value / training['total']:.1%}" for name, value in training.items() if name != "total")
+    told = {name: value for name, value in training.items() if name != "total" and (value or name not in OPTIONAL)}
+    parts = ", ".join(f"{name} {value / training['total']:.1%}" for name, value in told.items())
     table.add_row("parameters", f"{t['parameters']:,} in all, {t['active_parameters']:,} active a token")
     if t["mtp_parameters"]:
         table.add_row("", f"and {t['mtp_parameters']:,} of {model.mtp.depth} × multi-token prediction")
     table.add_row("their bytes", ", ".join(f"{words.si(n)}B in {dtype}" for dtype, n in t["parameter_bytes"].items()))
-    windowed = any(b.mixer.mask.window for b in model.decoder.layers)
-    note = " until windows are full" if windowed else ""
-    table.add_row("KV cache, bfloat16", f"{t['kv_bytes_per_token_bfloat16']:,} B a token{note}")
-    table.add_row("", f"{words.si(t['kv_bytes_at_max_length_bfloat16'])}B a row of {model.max_length:,} tokens")
+    if model.decoder:
+        windowed = any(b.mixer.mask.window for b in model.decoder.layers)
+        note = " until windows are full" if windowed else ""
+        table.add_row("KV cache, bfloat16", f"{t['kv_bytes_per_token_bfloat16']:,} B a token{note}")
+        if source := t["source_kv_bytes_per_token_bfloat16"]:
+            table.add_row("", f"{source:,} B a token that the encoder read")
+        table.add_row("", f"{words.si(t['kv_bytes_at_max_length_bfloat16'])}B a row of {model.max_length:,} tokens")
     table.add_row("training FLOPs", f"{words.si(training['total'])} a token at T = {seq_len:,} ({parts})")
     return table
 
 
-def _span_text(span: Span) -> str:
+def _span_text(span: Span, model: spec.Model) -> str:
     blocks = str(span.first) if span.first == span.last else f"{span.first}–{span.last}"
     number = span.last - span.first + 1
     product = f"{number} × {span.repeats}" if span.repeats > 1 else f"{number}"
-    return f"{span.part} {blocks}\n{product} layer{'s' * (span.layers > 1)}"
+    stack = f"{span.stack} " if model.encoder else ""
+    return f"{stack}{span.part} {blocks}\n{product} layer{'s' * (span.layers > 1)}"
 
 
-def _kv_numbers(block: spec.Block) -> int:
-    return block.mixer.cache_dims.numbers
+def _kv_numbers(span: Span) -> int:
+    """Of one layer; an encoder's texts are read once and for all."""
+    return 0 if span.stack == "encoder" else span.block.mixer.cache_dims.numbers
 
 
 def _plain(value: Any) -> Any:

@@ -22,14 +22,14 @@ def run(capsys, *argv) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize(("family", "size"), SIZES)
 def test_spans_cover_every_layer_in_order(family, size):
-    stack = build_spec(family, size).decoder
-    layers = []
-    for part in ("head", "body", "tail"):
-        of_part = [s for s in explain.spans(stack) if s.part == part]
-        blocks = [s.block for s in of_part for _ in range(s.first, s.last + 1)]
-        layers += blocks * (of_part[0].repeats if of_part else 0)
-    assert tuple(layers) == stack.layers
-    assert sum(s.layers for s in explain.spans(stack)) == stack.num_layers
+    for name, stack in build_spec(family, size).stacks.items():
+        layers = []
+        for part in ("head", "body", "tail"):
+            of_part = [s for s in explain.spans(stack, name) if s.part == part]
+            blocks = [s.block for s in of_part for _ in range(s.first, s.last + 1)]
+            layers += blocks * (of_part[0].repeats if of_part else 0)
+        assert tuple(layers) == stack.layers
+        assert sum(s.layers for s in explain.spans(stack, name)) == stack.num_layers
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -41,7 +41,8 @@ def test_table_and_json_say_the_same_numbers(family, capsys):
     count = accounting.parameters(model)
     assert data["totals"]["parameters"] == count.total
     in_stack = sum(span["parameters_of_all_layers"] for span in data["stack"])
-    around = data["embedding"]["parameters"] + data["head"]["parameters"] + count.final_norm
+    parts = [data[name]["parameters"] for name in ("embedding", "relative_biases", "head", "pooler") if data[name]]
+    around = sum(parts) + count.final_norm
     assert in_stack + around == count.total
     flops = accounting.flops_per_token(model, model.max_length, training=False)
     in_stack = sum(span["layers"] * span["forward_flops_per_token"]["total"] for span in data["stack"])
@@ -53,6 +54,12 @@ def test_table_and_json_say_the_same_numbers(family, capsys):
     assert data["totals"]["mtp_parameters"] == count.mtp and (f"{count.mtp:,}" in text or not count.mtp)
     held = sum(span["layers"] * span["kv_numbers_per_token"] for span in data["stack"])
     assert data["totals"]["kv_bytes_per_token_bfloat16"] == 2 * held
+    crossed = [span for span in data["stack"] if span["cross"]]
+    from_source = sum(
+        span["layers"] * 2 * span["cross"]["num_kv_heads"] * span["cross"]["head_dim"] for span in crossed
+    )
+    assert data["totals"]["source_kv_bytes_per_token_bfloat16"] == 2 * from_source
+    assert bool(from_source) == (len(model.stacks) > 1) == ("cross: " in text)
     for number in (count.total, count.embedding, *(span["parameters_of_all_layers"] for span in data["stack"])):
         assert f"{number:,}" in text
 

@@ -10,7 +10,7 @@ def attention(a: spec.Attention | spec.LatentAttention) -> str:
     groups = f"{a.num_heads} heads" if a.num_heads == a.num_kv_heads else f"{a.num_heads} heads / {a.num_kv_heads} kv"
     sight = "causal" if a.mask.causal else "both ways"
     lines = [f"{groups} × {a.head_dim}", f"{sight}, window {a.mask.window:,}" if a.mask.window else sight]
-    lines += _rope(a.rope, a.head_dim) if a.rope else ["no rope"]
+    lines += _rope(a.rope, a.head_dim) if a.rope else _relative(a)
     lines += [f"q, k: {_norm_name(a.qk_norm)}{' over all heads' * a.qk_norm_joint}"] if a.qk_norm else []
     lines += [f"softcap {a.softcap:g}"] if a.softcap else []
     lines += ["sinks"] if a.sinks else []
@@ -19,6 +19,24 @@ def attention(a: spec.Attention | spec.LatentAttention) -> str:
     biases = [name for name, has in (("qkv", a.qkv_bias), ("out", a.out_bias)) if has]
     lines += [f"bias on {', '.join(biases)}"] if biases else []
     return "\n".join(lines)
+
+
+def _relative(a: spec.Attention) -> list[str]:
+    match a.relative:
+        case spec.RelativeBias(num_buckets=buckets, max_distance=far):
+            return [f"relative bias, {buckets} buckets to {far}"]
+        case spec.RelativeKeys(base=base):
+            return [f"relative keys, base {base:,.0f}"]
+    return ["no rope"]
+
+
+def mixing(block: spec.Block) -> str:
+    """Attention, and cross-attention where there is any."""
+    own = attention(block.mixer)
+    if block.cross is None:
+        return own
+    sight, usual = "both ways\nno rope", "all of the other text"  # said once for all: it is always so
+    return f"{own}\ncross: {attention(block.cross).replace(sight, usual)}"
 
 
 def _latent(a: spec.LatentAttention) -> str:
@@ -64,7 +82,7 @@ def norm(norm: spec.Norm) -> str:
 
 
 def embedding(model: spec.Model) -> str:
-    """Scale and positions."""
+    """Scale, positions, token types and norm."""
     match model.embedding.positions:
         case spec.LearnedPositions(max_length=length):
             positions = f"{length:,} learned positions"
@@ -72,14 +90,26 @@ def embedding(model: spec.Model) -> str:
             positions = f"sinusoids, base {base:,.0f}"
         case None:
             positions = "no position vectors"
-    scale = model.embedding.scale
-    return positions if scale is None else f"× {scale:.4g}\n{positions}"
+    e = model.embedding
+    lines = [*([f"× {e.scale:.4g}"] if e.scale is not None else []), positions]
+    lines += [f"{e.token_types} token types"] if e.token_types else []
+    return "\n".join([*lines, *([f"norm: {_norm_name(e.norm)}"] if e.norm else [])])
 
 
-def head(head: spec.Head) -> str:
-    """Which table, and what is done to its scores."""
+def head(head: spec.Head | None) -> str:
+    """Which table, and what is done before and to its scores."""
+    if head is None:
+        return "none: features are what it gives"
     lines = ["tied to the embedding" if head.tied else "a table of its own"]
+    lines += [f"after a {head.transform.activation} layer"] if head.transform else []
+    lines += [f"× {head.scale:.4g}"] if head.scale else []
     return "\n".join([*lines, *["bias"] * head.bias, *([f"softcap {head.softcap:g}"] if head.softcap else [])])
+
+
+def pooler(pooler: spec.Pooler) -> str:
+    """What it looks at, and its classifier."""
+    classes = [f"{pooler.classes} classes"] if pooler.classes else []
+    return "\n".join(["tanh of the first token's features", *classes])
 
 
 def si(value: float) -> str:
