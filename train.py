@@ -113,9 +113,12 @@ def main(arguments: list[str]) -> int:
         for name, text in overrides:
             override(values, name, text)
         run = resolve(values)
-        flops = flops_per_token(run.spec, run.settings.data.seq_len, training=True).total
-        hooks = dict(sampler=sampler(run), matcher=exact_match)
-        result = train(run, flags.workdir, flops_per_token=flops, **hooks, quiet=flags.quiet)
+
+        def count_flops(length: int, source: int | None) -> float:
+            return flops_per_token(run.spec, length, training=True, source_len=source).total
+
+        hooks = dict(count_flops=count_flops, sampler=sampler(run), matcher=exact_match)
+        result = train(run, flags.workdir, **hooks, quiet=flags.quiet)
     except KeyboardInterrupt:
         return 130
     except MISTAKES as error:

@@ -25,6 +25,7 @@ from transformer.training.state import TrainState, abstract_state, init_state, s
 from transformer.training.step import Batch, compile_train_step, make_eval_step, means
 
 Sampler = Callable[[Transformer, dict, Tokenizer], str]
+FlopCount = Callable[[int, int | None], float]
 Matcher = Callable[[Transformer, dict, Tokenizer, Sequence[Pair]], float]
 
 
@@ -41,7 +42,7 @@ def train(
     run: Run,
     workdir: str,
     *,
-    flops_per_token: float | None = None,
+    count_flops: FlopCount | None = None,
     sampler: Sampler | None = None,
     matcher: Matcher | None = None,
     quiet: bool = False,
@@ -51,20 +52,20 @@ def train(
     SIGTERM or SIGINT saves after the step in flight and returns with `finished=False`; a second one kills.
 
     Args:
-      flops_per_token: training FLOPs of one token, for MFU.
+      count_flops: training FLOPs a token of rows of so many tokens, that bear those of an encoder's rows; for MFU.
       sampler: makes text with the current parameters, called every `train.sample_every` steps and at the end.
       matcher: what fraction of pairs the current parameters answer exactly, of `train.eval_pairs` at each evaluation.
 
     Raises:
       SettingsError, ShardingError, WorkdirError: before anything is compiled.
     """
-    return _Loop(run, workdir, flops_per_token, sampler, matcher, quiet).run_all()
+    return _Loop(run, workdir, count_flops, sampler, matcher, quiet).run_all()
 
 
 class _Loop:
     """The parts of one run, made in the order in which they can fail: cheap checks first, compiling last."""
 
-    def __init__(self, run: Run, workdir: str, flops_per_token, sampler, matcher, quiet: bool):
+    def __init__(self, run: Run, workdir: str, count_flops, sampler, matcher, quiet: bool):
         self.settings = settings = run.settings
         self.mesh = sharding.make_mesh(settings.mesh)
         sharding.check_batch(settings.data.batch_size // settings.train.accumulate, self.mesh, settings.compute.rules)
@@ -73,7 +74,7 @@ class _Loop:
         self.tokenizer = load_tokenizer(settings.data.tokenizer, published=self.source is not None)
         data.check_vocabulary(self.tokenizer, run.spec.vocab_size)
         shape = shape_of(run.spec)
-        self.row_tokens = sum(make_objective(settings.data, self.tokenizer, shape).lengths.values())
+        self.lengths = make_objective(settings.data, self.tokenizer, shape).lengths
         self.optimizer = make_optimizer(self.model, settings)
         self.like = abstract_state(self.model, self.optimizer, self.mesh)
         texts, processes = (settings.data, self.tokenizer, shape), (jax.process_index(), jax.process_count())
@@ -87,7 +88,7 @@ class _Loop:
             )
         self.workdir.open_config(run.values)
         self.workdir.keep_tokenizer(settings.data.tokenizer)
-        self.flops_per_token, self.sampler, self.matcher = flops_per_token, sampler, matcher
+        self.count_flops, self.sampler, self.matcher = count_flops, sampler, matcher
         asked = settings.train.eval_pairs if matcher else 0
         self.asked = pairs.pairs(settings.data, "validation")[:asked] if asked else []
         self.quiet = quiet or jax.process_index() != 0
@@ -103,7 +104,7 @@ class _Loop:
         self.log = metrics.MetricsLog(self.workdir.path, step, step == steps) if jax.process_index() == 0 else None
         start = f"from {self.source['path']}" if self.source else "from scratch"
         self.progress.say(f"{self._headline()}; {f'resumed at step {step}' if step else start}")
-        self.peak = metrics.peak_flops(self.settings.compute.dtype) if self.flops_per_token else None
+        self.peak = metrics.peak_flops(self.settings.compute.dtype) if self.count_flops else None
         try:
             with jax.set_mesh(self.mesh), self._signals():
                 state, step, evaluation = self._steps(state, step, steps)
@@ -177,10 +178,11 @@ class _Loop:
         if lap is None:
             return {}
         steps, seconds = lap
-        speed = steps * self.settings.data.batch_size * self.row_tokens / seconds
-        values = {"tokens_per_second": speed}
-        if self.flops_per_token and self.peak:
-            values["mfu"] = speed * self.flops_per_token / self.peak
+        rows = steps * self.settings.data.batch_size / seconds
+        values = {"tokens_per_second": rows * sum(self.lengths.values())}
+        if self.peak:
+            length, source = self.lengths["columns"], self.lengths.get("source")
+            values["mfu"] = rows * length * self.count_flops(length, source) / self.peak
         return values
 
     def _record(self, step: int, kind: str, values: dict[str, Any]) -> None:
