@@ -158,7 +158,7 @@ def drawn(curves: dict[str, list[float]], below: float) -> str:
         return f'<text x="{x:.0f}" y="{y:.0f}" {rest}>{words}</text>'
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="Arial" font-size="12">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
         f'<path d="M{left} 10V{y(1):.0f}H{width - 10}" fill="none" stroke="black"/>',
         f'<path d="M{left} {y(below):.1f}H{width - 10}" stroke="gray" stroke-dasharray="4"/>',
