@@ -1,17 +1,19 @@
 """Speed of the expert layer's bodies beside `dense`, and how fast a collapsed router recovers.
 
     python benchmarks/experts.py speed
-    python benchmarks/experts.py balance
+    python benchmarks/experts.py balance --figure docs/figures/balance.svg
 
 Times are taken in turns in one process and reported as ratios, so that a machine that is busy with something else
 slows all alike. They decide `choose` (ops/experts/__init__.py) and the tiles (ops/experts/products.py). `balance`
-starts from a router that sends every token to one expert and prints the largest load over the mean, per step.
+starts from a router that sends every token to one expert, prints the largest load over the mean, per step, and draws
+it.
 """
 
 import argparse
 import math
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -134,6 +136,43 @@ def print_balance(args) -> None:
         print(f"{step:6d} " + " ".join(f"{curve[step]:10.3f}" for curve in curves.values()))
     reached = [next((str(i) for i, v in enumerate(curve) if v < args.below), "never") for curve in curves.values()]
     print(f"{'below':>6} " + " ".join(f"{step:>10}" for step in reached))
+    if args.figure:
+        args.figure.parent.mkdir(parents=True, exist_ok=True)
+        args.figure.write_text(drawn(curves, args.below))
+
+
+COLORS = ("#4477aa", "#ee6677", "#228833", "#aa3377")  # told apart by colour-blind readers, too (Paul Tol)
+
+
+def drawn(curves: dict[str, list[float]], below: float) -> str:
+    """A picture of the curves, as SVG; the dashed line is at `below`."""
+    width, height, left, bottom = 560, 260, 40, 30
+    steps, top = max(map(len, curves.values())), math.ceil(max(map(max, curves.values())))
+
+    def x(step: float) -> float:
+        return left + (width - left - 10) * step / steps
+
+    def y(value: float) -> float:
+        return 10 + (height - 10 - bottom) * (top - value) / (top - 1)
+
+    def text(x: float, y: float, words: str, rest: str = "") -> str:
+        return f'<text x="{x:.0f}" y="{y:.0f}" {rest}>{words}</text>'
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="Arial" font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        f'<path d="M{left} 10V{y(1):.0f}H{width - 10}" fill="none" stroke="black"/>',
+        f'<path d="M{left} {y(below):.1f}H{width - 10}" stroke="gray" stroke-dasharray="4"/>',
+        *(text(left - 6, y(value) + 4, value, 'text-anchor="end"') for value in (*range(1, top + 1), below)),
+        *(text(x(step), height - 14, step, 'text-anchor="middle"') for step in range(0, steps + 1, 50)),
+        text(left + 8, 20, "largest load / mean load, in the worst layer"),
+        text(width - 10, height - 2, "step", 'text-anchor="end"'),
+    ]
+    for i, (remedy, curve) in enumerate(curves.items()):
+        points = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in enumerate(curve))
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{COLORS[i]}"/>')
+        parts.append(text(width - 100, 40 + 16 * i, remedy, f'fill="{COLORS[i]}"'))
+    return "\n".join([*parts, "</svg>\n"])
 
 
 def main() -> None:
@@ -152,6 +191,7 @@ def main() -> None:
     balance.add_argument("--steps", type=int, default=300, help="optimiser steps")
     balance.add_argument("--every", type=int, default=25, help="steps between lines")
     balance.add_argument("--below", type=float, default=1.3, help="load that counts as balanced")
+    balance.add_argument("--figure", type=Path, help="SVG to write")
     balance.add_argument("--remedies", nargs="+", default=list(REMEDIES), choices=REMEDIES)
     args = parser.parse_args()
     args.run(args)

@@ -54,13 +54,33 @@ AXES = ExpertWeights(
 )
 
 
+class Hidden(NamedTuple):
+    """What comes before the activation; `gate` is None where the feed-forward has none."""
+
+    gate: Float[Array, "*B F"] | None
+    up: Float[Array, "*B F"]
+
+
 def one_expert(spec: FeedForward, x: Float[Array, "*B D"], w: ExpertWeights) -> Float[Array, "*B D"]:
     """The feed-forward of a single expert, whose weights have no expert axis."""
+    return leave(spec, enter(x, w), w)
 
-    def linear(x, kernel, bias):
-        y = jnp.einsum("...i,io->...o", x, kernel.astype(x.dtype))
-        return y if bias is None else y + bias.astype(x.dtype)
 
-    up = linear(x, w.up, w.up_bias)
-    hidden = gate(spec, linear(x, w.gate, w.gate_bias), up) if spec.gated else activate(spec.activation, up)
-    return linear(hidden, w.down, w.down_bias)
+def enter(x: Float[Array, "*B D"], w: ExpertWeights) -> Hidden:
+    """The first half of `one_expert`."""
+    return Hidden(None if w.gate is None else _linear(x, w.gate, w.gate_bias), _linear(x, w.up, w.up_bias))
+
+
+def leave(spec: FeedForward, hidden: Hidden, w: ExpertWeights) -> Float[Array, "*B D"]:
+    """The second half of `one_expert`."""
+    return _linear(activated(spec, hidden), w.down, w.down_bias)
+
+
+def activated(spec: FeedForward, hidden: Hidden) -> Float[Array, "*B F"]:
+    """What goes into the down projection."""
+    return gate(spec, *hidden) if spec.gated else activate(spec.activation, hidden.up)
+
+
+def _linear(x, kernel, bias):
+    y = jnp.einsum("...i,io->...o", x, kernel.astype(x.dtype))
+    return y if bias is None else y + bias.astype(x.dtype)

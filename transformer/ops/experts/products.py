@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from transformer.ops.activations import activate, gate
-from transformer.ops.experts.call import ExpertWeights, one_expert
+from transformer.ops.experts.call import ExpertWeights, Hidden, activated, enter, leave, one_expert
 from transformer.ops.experts.slots import Slots
 from transformer.spec import FeedForward
 
@@ -63,17 +63,26 @@ def _tiled(spec: FeedForward, x: Float[Array, "tiles t D"], expert: Int[Array, "
 
 
 def _tiled_forward(spec, x, expert, used, w):
-    return _tiled(spec, x, expert, used, w), (x, expert, used, w)
+    def run(i, carry):
+        y, hidden = carry
+        mine = _pick(w, expert[i])
+        here = enter(x[i], mine)
+        return y.at[i].set(leave(spec, here, mine)), jax.tree.map(lambda every, one: every.at[i].set(one), hidden, here)
+
+    empty = jnp.zeros_like(x, shape=(*x.shape[:2], w.up.shape[-1]))
+    start = jnp.zeros_like(x), Hidden(None if w.gate is None else empty, empty)
+    y, hidden = jax.lax.fori_loop(0, used, run, start)
+    return y, (x, hidden, expert, used, w)
 
 
 def _tiled_backward(spec, kept, g):
     """Derived automatically, each tile would add zeros to the gradients of all other experts."""
-    x, expert, used, w = kept
+    x, hidden, expert, used, w = kept
 
     def run(i, carry):
         dx, dw = carry
-        _, pull = jax.vjp(functools.partial(one_expert, spec), x[i], _pick(w, expert[i]))
-        more, grads = pull(g[i])
+        here = jax.tree.map(lambda every: every[i], hidden)
+        more, grads = _pull(spec, x[i], here, g[i], _pick(w, expert[i]))
         dw = jax.tree.map(lambda total, part: total.at[expert[i]].add(part.astype(total.dtype)), dw, grads)
         return dx.at[i].set(more), dw
 
@@ -81,6 +90,32 @@ def _tiled_backward(spec, kept, g):
     start = jnp.zeros_like(x), jax.tree.map(lambda k: jnp.zeros_like(k, dtype=jnp.float32), w)
     dx, dw = jax.lax.fori_loop(0, used, run, start)
     return dx, None, None, jax.tree.map(lambda total, k: total.astype(k.dtype), dw, w)
+
+
+def _pull(spec: FeedForward, x: Float[Array, "t D"], hidden: Hidden, g: Float[Array, "t D"], w: ExpertWeights):
+    """Gradients of one tile's rows and of its expert's weights, without the products of the forward pass again."""
+    inner, pull = jax.vjp(functools.partial(activated, spec), hidden)
+    (d,) = pull(_back(g, w.down))
+    dx = _back(d.up, w.up) if w.gate is None else _back(d.up, w.up) + _back(d.gate, w.gate)
+
+    def kernel(k, x, g):
+        return None if k is None else x.T @ g
+
+    def bias(b, g):
+        return None if b is None else jnp.sum(g, axis=0)
+
+    return dx, ExpertWeights(
+        up=kernel(w.up, x, d.up),
+        gate=kernel(w.gate, x, d.gate),
+        down=kernel(w.down, inner, g),
+        up_bias=bias(w.up_bias, d.up),
+        gate_bias=bias(w.gate_bias, d.gate),
+        down_bias=bias(w.down_bias, g),
+    )
+
+
+def _back(g: Float[Array, "t out"], kernel: Float[Array, "in out"]) -> Float[Array, "t in"]:
+    return g @ kernel.astype(g.dtype).T
 
 
 _tiled.defvjp(_tiled_forward, _tiled_backward)
