@@ -36,7 +36,7 @@ GREEDY = Sampling(temperature=0.0)
 
 
 class Ours:
-    """Our model with layers apart, or stacked, or of eight-bit weights."""
+    """Our model with layers apart and weights turned, or stacked, or of eight-bit weights."""
 
     def __init__(self, dtype: str, apart: bool = True, eight_bit: bool = False):
         self.model, self.params = transformer.from_gguf(PACKAGE, dtype=dtype)
