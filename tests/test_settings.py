@@ -115,6 +115,7 @@ def test_int_stands_for_float_and_stays_exact():
         (Train, dict(keep_checkpoints=0), "train.keep_checkpoints=0"),
         (Train, dict(sample_temperature=-0.5), "train.sample_temperature=-0.5"),
         (Settings, dict(train=Train(accumulate=3)), "train.accumulate=3"),
+        (Settings, dict(train=Train(mtp_weight=0.3), data=Data(objective="prefix")), "train.mtp_weight=0.3"),
         (Settings, dict(optimizer=Optimizer(warmup_steps=300)), "optimizer.warmup_steps=300"),
     ],
 )

@@ -224,7 +224,9 @@ class Settings:
         check(0 <= self.seed < 2**32, "seed", self.seed, "use 0 to 2**32 - 1")
         accumulate, batch = self.train.accumulate, self.data.batch_size
         check(batch % accumulate == 0, "train.accumulate", accumulate, f"must divide data.batch_size={batch}")
-        objective, asked = self.data.objective, self.train.eval_pairs
+        objective, weight, asked = self.data.objective, self.train.mtp_weight, self.train.eval_pairs
+        remedy = f"data.objective={objective!r} predicts no further tokens; use 0, and model.mtp=0"
+        check(not weight or objective == "causal", "train.mtp_weight", weight, remedy)
         check(not asked or objective == "pairs", "train.eval_pairs", asked, f"data.objective={objective!r}: use 0")
         warmup, steps = self.optimizer.warmup_steps, self.train.steps
         check(

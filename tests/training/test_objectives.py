@@ -94,8 +94,11 @@ def test_special_tokens_in_a_text_are_never_picked(wordpiece):
 def test_whole_words_are_hidden_whole(wordpiece, kind):
     tokenizer = BYTES if kind == "bytes" else wordpiece
     objective = masked(tokenizer, whole_word=True)
-    split = 0
-    for piece, example in examples(objective, [text(i, 50) for i in range(30)]):
+    texts, split = [text(i, 50) for i in range(30)], 0
+    numbers = [word_numbers(item, tokenizer.encode_with_bytes(item)[1]) for item in texts]
+    made = examples(objective, texts)
+    np.testing.assert_array_equal(np.concatenate([piece[:, 2] for piece, _ in made]), np.concatenate(numbers))
+    for piece, example in made:
         weight, words = example["columns"][1:-1, 3], piece[:, 2]
         for word in np.unique(words):
             assert len(set(weight[words == word].tolist())) == 1
