@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests import common
+from tests.checkpoints import common as golden
 from tests.generation import two_stacks
 from tests.generation.common import GREEDY, assert_close
 from tests.generation.test_tokens import programs_made
@@ -112,6 +113,19 @@ def test_text_is_what_the_tokens_say():
         assert text.text == tokenizer.decode(want[i].tokens) == "".join(piece for row, piece in seen if row == i)
     letter = done[1].text[3]
     assert ask(prompts, stop=[letter])[1].text == done[1].text[: done[1].text.index(letter)]
+
+
+@pytest.mark.parametrize("case", ["t5", "t5_v1_1", "marian"])
+def test_draws_what_hugging_face_draws(case):
+    """Recorded greedy texts of a batch, and of one whose first text is shorter."""
+    (net, values), arrays = golden.imported(case), golden.expected(case)
+    for padded in ("", "padR_"):
+        ids = arrays[f"{padded}input_ids"]
+        mask = arrays[f"{padded}attention_mask"] if padded else np.ones_like(ids)
+        rows = [row[real == 1].tolist() for row, real in zip(ids, mask, strict=True)]
+        want = arrays[f"{padded}gen_tokens"]
+        done = generation.generate(net, values, rows, max_new_tokens=want.shape[1], sampling=GREEDY)
+        assert [list(text.tokens) for text in done] == want.tolist()
 
 
 ALONE = Transformer(

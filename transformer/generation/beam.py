@@ -12,7 +12,7 @@ from typing import Literal
 import jax
 import numpy as np
 
-from transformer.generation.beam_steps import Texts, search
+from transformer.generation.beam_steps import Rules, Texts, search
 from transformer.generation.decode import NOTHING, Plan, read_all
 from transformer.generation.prompts import Batch, bucket, make_batches
 from transformer.generation.tokens import (
@@ -121,9 +121,10 @@ def _run(
     """What was found for each row of a batch."""
     read = read_all(model, params, batch.tokens, batch.lengths, plan, batch.source)
     left = np.where(batch.lengths > 0, limit, 0).astype(np.int32)
-    static = dict(num_beams=beams.num_beams, columns=bucket(limit), early_stopping=beams.early_stopping)
-    penalty = np.float32(beams.length_penalty)
-    return jax.device_get(search(model, params, read, batch.lengths, left, ends, penalty, **static))
+    stopping = beams.early_stopping
+    rules = Rules(np.float32(beams.length_penalty), np.bool_(stopping is True), np.bool_(stopping == "never"))
+    sizes = dict(num_beams=beams.num_beams, columns=bucket(limit))
+    return jax.device_get(search(model, params, read, batch.lengths, left, ends, rules, **sizes))
 
 
 def _hypotheses(texts: Texts, row: int, ends: np.ndarray) -> list[Hypothesis]:

@@ -6,7 +6,6 @@ Shape letters: K beams a row; C continuations that are looked at, of which enoug
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +19,22 @@ from transformer.ops.cache import StackCache
 
 # The score of a place that no text has.
 NONE = -jnp.inf
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Rules:
+    """What is better, and when a row is done; none of it makes another program.
+
+    Attributes:
+      penalty: power of the length that divides a sum of log probabilities.
+      full: a row with K finished texts is done.
+      ahead: a running text may become as long as it can, where that helps; otherwise it is judged as it is.
+    """
+
+    penalty: Float[Array, ""]
+    full: Bool[Array, ""]
+    ahead: Bool[Array, ""]
 
 
 @jax.tree_util.register_dataclass
@@ -67,7 +82,7 @@ class State:
     active: Bool[Array, " B"]
 
 
-@functools.partial(jax.jit, static_argnames=("model", "num_beams", "columns", "early_stopping"))
+@functools.partial(jax.jit, static_argnames=("model", "num_beams", "columns"))
 def search(
     model: Transformer,
     params: dict,
@@ -75,21 +90,19 @@ def search(
     lengths: Int[Array, " B"],
     left: Int[Array, " B"],
     ends: Int[Array, " E"],
-    penalty: Float[Array, ""],
+    rules: Rules,
     *,
     num_beams: int,
     columns: int,
-    early_stopping: bool | Literal["never"],
 ) -> Texts:
     """The best texts after prompts of `lengths` tokens that `decode.absorb` read; places without a text score -inf.
 
     Args:
       left: tokens that each row may have, at most `columns`; 0 in a row without a prompt.
       ends: tokens that end a text.
-      penalty: power of the length that divides a sum of log probabilities.
     """
     rows = lengths.shape[0]
-    step = functools.partial(_choose, model, params, left, ends, penalty, early_stopping)
+    step = functools.partial(_choose, model, params, left, ends, rules)
     # At first there is one text, the empty one, of which all beams are copies.
     parents = jnp.zeros((rows, num_beams), jnp.int32)
     empty = Texts.none(rows, num_beams, columns)
@@ -123,8 +136,7 @@ def _choose(
     params: dict,
     left: Int[Array, " B"],
     ends: Int[Array, " E"],
-    penalty: Float[Array, ""],
-    early_stopping: bool | Literal["never"],
+    rules: Rules,
     x: Float[Array, "BK 1 D"],
     state: State,
     count: Int[Array, ""],
@@ -153,11 +165,11 @@ def _choose(
     running = dataclasses.replace(texts.pick(order), scores=going)
 
     fits = over & state.active[:, None] & (jnp.arange(width) < beams)
-    candidates = dataclasses.replace(texts, scores=jnp.where(fits, scores / length**penalty, NONE))
+    candidates = dataclasses.replace(texts, scores=jnp.where(fits, scores / length**rules.penalty, NONE))
     merged = jax.tree.map(lambda *both: jnp.concatenate(both, axis=1), state.finished, candidates)
     finished = merged.pick(jax.lax.top_k(merged.scores, beams)[1])
 
-    hopeful = _hopeful(going[:, 0], finished.scores, length, left, penalty, early_stopping)
+    hopeful = _hopeful(going[:, 0], finished.scores, length, left, rules)
     active = state.active & hopeful & (length < left)
     return State(state.cache, _pick(parents, order).astype(jnp.int32), running, finished, active)
 
@@ -167,14 +179,12 @@ def _hopeful(
     finished: Float[Array, "B K"],
     length: Int[Array, ""],
     left: Int[Array, " B"],
-    penalty: Float[Array, ""],
-    early_stopping: bool | Literal["never"],
+    rules: Rules,
 ) -> Bool[Array, " B"]:
     """Rows whose best running text may yet become better than the worst finished one, which may be missing."""
-    if early_stopping == "never":
-        length = jnp.where(penalty > 0, left, length)
-    better = best / length**penalty > finished[:, -1]
-    return better & (finished[:, -1] == NONE) if early_stopping is True else better
+    worst = finished[:, -1]
+    length = jnp.where(rules.ahead & (rules.penalty > 0), left, length)
+    return (best / length**rules.penalty > worst) & ~(rules.full & (worst > NONE))
 
 
 def _pick(x: Array, index: Int[Array, "B N"]) -> Array:
