@@ -31,11 +31,16 @@ def small(family: str, seed: int) -> tuple[Transformer, dict]:
     return model, sharper
 
 
+@functools.partial(jax.jit, static_argnums=0, static_argnames="method")
+def apply(model: Transformer, params: dict, tokens: np.ndarray, method: str = "__call__"):
+    return model.apply({"params": params}, tokens, method=method)
+
+
 def law(model: Transformer, params: dict, prompt: list[int], sampling: Sampling) -> np.ndarray:
     """Exact probability [V ** 3] of the next three tokens, from full forwards over every prefix."""
     ends = list(itertools.product(range(VOCAB), repeat=2))
     rows = np.array([[*prompt, *end] for end in ends], np.int32)
-    logits = model.apply({"params": params}, rows)[:, len(prompt) - 1 :]
+    logits = apply(model, params, rows)[:, len(prompt) - 1 :]
     filtered = [filter_logits(logits[:, i], sampling.method()) for i in range(3)]
     p = np.stack([jax.nn.softmax(x) for x in filtered], axis=1).astype(np.float64)
     pairs = np.array([p[row, 0, one] * p[row, 1, two] for row, (one, two) in enumerate(ends)])
@@ -72,7 +77,7 @@ def test_a_module_guesses_what_it_foretells_from_the_models_features_and_then_fr
         model, params, [prompt], draft_tokens=GUESSES, max_new_tokens=new, sampling=GREEDY, draft=None
     )
     text = np.array([*prompt, *done.tokens, *[0] * GUESSES], np.int32)[None]
-    features, _ = model.apply({"params": params}, text, method="features")
+    features, _ = apply(model, params, text, method="features")
     index = np.arange(text.shape[1], dtype=np.int32)[None]
 
     @jax.jit

@@ -20,7 +20,9 @@ from transformer.settings import Mesh, SettingsError
 from transformer.training import step as steps
 
 FAMILIES = [family for family in common.FAMILIES if common.tiny_spec(family).mtp]
-FAMILY, DEPTH, LENGTH, ROWS = FAMILIES[0], 2, 24, 4
+FAMILY, DEPTH, LENGTH = FAMILIES[0], 2, 24
+LENGTHS = ((9, 1, 11), (2, 15, 3), (24,), (3, 8, 1, 5))  # of the documents in each row
+ROWS, DOCUMENTS = len(LENGTHS), sum(map(len, LENGTHS))
 WEIGHT = 0.3
 
 
@@ -49,9 +51,8 @@ def params() -> dict:
 @functools.cache
 def batch() -> dict[str, np.ndarray]:
     """Documents of 1, 2 and more tokens, and padding: some are too short for a further token."""
-    lengths = ((9, 1, 11), (2, 15, 3), (24,), (3, 8, 1, 5))
     segments = np.zeros((ROWS, LENGTH), np.int32)
-    for row, cuts in zip(segments, lengths, strict=True):
+    for row, cuts in zip(segments, LENGTHS, strict=True):
         ends = np.cumsum(cuts)
         for i, (end, size) in enumerate(zip(ends, cuts, strict=True)):
             row[end - size : end] = i + 1
@@ -70,30 +71,49 @@ def batch() -> dict[str, np.ndarray]:
     }  # fmt: skip
 
 
+@functools.partial(jax.jit, static_argnames="method")
+def apply(p: dict, *args, method: str = "__call__"):
+    """A method of the model."""
+    return model().apply({"params": p}, *args, method=method)
+
+
 def rms(x, scale, eps):
     return x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True) + eps) * scale
 
 
-def by_formula(tokens, targets) -> np.ndarray:
-    """[DEPTH, T] losses of one document, NaN where there is none: equations 21 to 23, one module after the other."""
-    spec, p = model().spec, params()
-    features, _ = model().apply({"params": p}, tokens[None], method="features")
-    losses = np.full((DEPTH, len(tokens)), np.nan)
+@jax.jit
+def formula(p: dict, tokens: jax.Array) -> list[jax.Array]:
+    """Log probabilities [B, T - k, V] that module k gives: equations 21 to 23, one module after the other.
+
+    One document a row, from position 0; causality makes what lies behind its end harmless.
+    """
+    spec = model().spec
+    features, _ = model().apply({"params": p}, tokens, method="features")
+    found = []
     for k in range(1, DEPTH + 1):
-        module, count = p["mtp"][f"depth_{k - 1}"], len(tokens) - k
-        if count < 1:
-            break
         # The document that the k-th module sees is shorter by k: nothing stands in for what isn't there.
+        module, count = p["mtp"][f"depth_{k - 1}"], tokens.shape[1] - k
         hidden = rms(features[:, :count], module["hidden_norm"]["scale"], spec.mtp.norm.eps)
-        token = p["embedding"]["token"][tokens[k:]][None]
-        token = rms(token, module["embedding_norm"]["scale"], spec.mtp.norm.eps)
+        token = rms(p["embedding"]["token"][tokens[:, k:]], module["embedding_norm"]["scale"], spec.mtp.norm.eps)
         kernel = module["projection"]["kernel"]
         x = token @ kernel[: spec.d_model] + hidden @ kernel[spec.d_model :]
-        context = make_context(spec.ropes, jnp.arange(count)[None])
-        stack = Stack(spec.mtp.decoder, model().compute)
-        features, _ = stack.apply({"params": module["decoder"]}, x, context, None)
-        logprobs = jax.nn.log_softmax(features[0] @ p["head"]["kernel"].T)
-        losses[k - 1, k:] = -np.asarray(logprobs)[np.arange(count), targets[k:]]
+        context = make_context(spec.ropes, jnp.broadcast_to(jnp.arange(count), x.shape[:2]))
+        features, _ = Stack(spec.mtp.decoder, model().compute).apply({"params": module["decoder"]}, x, context, None)
+        found.append(jax.nn.log_softmax(features @ p["head"]["kernel"].T))
+    return found
+
+
+def by_formula(documents: list[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
+    """[DEPTH, T] losses of each document (tokens, targets), NaN where there is none."""
+    rows = np.zeros((DOCUMENTS, LENGTH), np.int32)
+    for row, (tokens, _) in zip(rows, documents, strict=False):
+        row[: len(tokens)] = tokens
+    logprobs = [np.asarray(x) for x in formula(params(), rows)]
+    losses = [np.full((DEPTH, len(tokens)), np.nan) for tokens, _ in documents]
+    for row, (_, targets) in enumerate(documents):
+        for k in range(1, DEPTH + 1):
+            count = max(len(targets) - k, 0)
+            losses[row][k - 1, k:] = -logprobs[k - 1][row, np.arange(count), targets[k:]]
     return losses
 
 
@@ -101,17 +121,15 @@ def by_formula(tokens, targets) -> np.ndarray:
 def further() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     b = batch()
     args = b["tokens"], b["targets"], b["positions"], b["segment_ids"]
-    run = jax.jit(lambda p: model().apply({"params": p}, *args, method="further_losses"))
-    return tuple(np.asarray(x) for x in run(params()))
+    return tuple(np.asarray(x) for x in apply(params(), *args, method="further_losses"))
 
 
 def test_losses_are_those_of_each_document_by_itself():
     b, (_, losses, seen) = batch(), further()
-    want = np.full_like(losses, np.nan)
-    for row in range(ROWS):
-        for i in range(1, b["segment_ids"][row].max() + 1):
-            here = b["segment_ids"][row] == i
-            want[:, row, here] = by_formula(b["tokens"][row, here], b["targets"][row, here])
+    want, segments = np.full_like(losses, np.nan), b["segment_ids"]
+    places = [(row, segments[row] == i) for row in range(ROWS) for i in range(1, segments[row].max() + 1)]
+    for place, found in zip(places, by_formula([(b["tokens"][p], b["targets"][p]) for p in places]), strict=True):
+        want[:, *place] = found
     np.testing.assert_array_equal(seen, ~np.isnan(want))
     assert 0 < seen[1].sum() < seen[0].sum() < b["weights"].sum()
     np.testing.assert_allclose(losses[seen > 0], want[seen > 0], rtol=2e-5, atol=2e-5)
@@ -119,9 +137,9 @@ def test_losses_are_those_of_each_document_by_itself():
 
 def test_rows_without_segments_and_positions_are_one_document():
     b = batch()
-    got = model().apply({"params": params()}, b["tokens"][:1], b["targets"][:1], method="further_losses")
+    got = apply(params(), b["tokens"][:1], b["targets"][:1], method="further_losses")
     np.testing.assert_array_equal(got[2][:, 0].sum(-1), [LENGTH - 1, LENGTH - 2])
-    want = by_formula(b["tokens"][0], b["targets"][0])
+    [want] = by_formula([(b["tokens"][0], b["targets"][0])])
     np.testing.assert_allclose(
         np.asarray(got[1])[:, 0][np.array(got[2])[:, 0] > 0], want[~np.isnan(want)], rtol=2e-5, atol=2e-5
     )
@@ -130,13 +148,11 @@ def test_rows_without_segments_and_positions_are_one_document():
 def test_first_losses_and_logits_are_the_models_own():
     b = batch()
     args = b["tokens"], b["targets"], b["positions"], b["segment_ids"]
-    want = model().apply({"params": params()}, *args, method="token_losses")
+    want = apply(params(), *args, method="token_losses")
     np.testing.assert_allclose(further()[0], want, rtol=1e-6, atol=1e-6)
     plain = Transformer(dataclasses.replace(model().spec, mtp=None), model().compute)
     rest = {name: x for name, x in params().items() if name != "mtp"}
-    np.testing.assert_array_equal(
-        model().apply({"params": params()}, b["tokens"]), plain.apply({"params": rest}, b["tokens"])
-    )
+    np.testing.assert_array_equal(apply(params(), b["tokens"]), jax.jit(plain.apply)({"params": rest}, b["tokens"]))
 
 
 def test_gradient_is_that_of_the_papers_loss_and_reaches_every_module():
@@ -170,13 +186,13 @@ def test_a_cache_and_chunks_change_nothing():
     tokens = batch()["tokens"][:2]
     rows, spec, after = len(tokens), model().spec, np.roll(tokens, -1, axis=1)
     positions = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), tokens.shape)
-    x, _ = model().apply({"params": params()}, tokens, method="features")
+    x, _ = apply(params(), tokens, method="features")
 
     @jax.jit
-    def run(x, after, positions, cache):
+    def run(x, after, positions, cache=None):
         return model().apply({"params": params()}, 0, x, after, positions, None, cache, method="further")
 
-    want, _ = model().apply({"params": params()}, 0, x, after, positions, method="further")
+    want, _ = run(x, after, positions)
     cache, parts = caches.init(spec.mtp.decoder, rows, LENGTH, "float32"), []
     for start, stop in ((0, 9), (9, 18), (18, LENGTH)):
         part, cache = run(x[:, start:stop], after[:, start:stop], positions[:, start:stop], cache)

@@ -9,8 +9,8 @@ import numpy as np
 import optax
 import pytest
 
+from tests import common
 from transformer import config, families, sharding
-from transformer.nn import initial
 from transformer.nn.model import Transformer
 from transformer.settings import Optimizer
 from transformer.training import step as steps
@@ -56,8 +56,7 @@ def close(a, b, rtol=2e-5):
 @pytest.mark.parametrize("family", families.names())
 def test_accumulation_is_the_big_batch(family):
     run = a_run(family)
-    model = Transformer(run.spec, run.settings.compute)
-    params = initial.params(model, seed=0)
+    model, params = Transformer(run.spec, run.settings.compute), common.params(family)
     batch = a_batch(run.spec.vocab_size)
     cut = jax.jit(steps.gradients, static_argnums=(0, 3))
     whole, whole_sums = cut(model, params, batch, 1)
@@ -70,8 +69,7 @@ def test_accumulation_is_the_big_batch(family):
 def test_gradient_is_of_the_mean_over_targets(smoothing):
     """Against smoothed targets where asked for; what is reported never is."""
     run = a_run("gpt2")
-    model = Transformer(run.spec, run.settings.compute)
-    params = initial.params(model, seed=0)
+    model, params = Transformer(run.spec, run.settings.compute), common.params("gpt2")
     batch = a_batch(run.spec.vocab_size)
 
     def mean_loss(p):
