@@ -107,6 +107,15 @@ def test_files_are_read_exactly(tmp_path):
     )
 
 
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_one_question_with_several_answers_lies_on_one_side(tmp_path, direction):
+    (tmp_path / "a.tsv").write_text("\n".join(f"s{i % 20}\tt{i // 5}" for i in range(100)))
+    given = made("pairs", paths=(str(tmp_path / "a.tsv"),), validation_fraction=0.5, direction=direction)
+    train, held_out = pairs.pairs(given, "train"), pairs.pairs(given, "validation")
+    assert len(train) + len(held_out) == 100
+    assert not {asked for asked, _ in train} & {asked for asked, _ in held_out}
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
