@@ -4,7 +4,7 @@
 
 needs the libtpu of `jax[tpu]` (or TPU_LIBRARY_PATH=.../libtpu.so) and no TPU. The step is the real one: optimiser,
 multi-token prediction and balancing included. Nothing runs: what is printed is what the compiler made of it; the last
-line is a row of the table in docs/experts.md. Several at once need ALLOW_MULTIPLE_LIBTPU_LOAD=1.
+line is a row of a table (docs/experts.md names its columns). Several at once need ALLOW_MULTIPLE_LIBTPU_LOAD=1.
 """
 
 import argparse
