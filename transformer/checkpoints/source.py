@@ -17,8 +17,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from transformer import families
 from transformer.checkpoints import hugging_face, weights
-from transformer.checkpoints.gguf import PACKAGE, GGUFFile, locate
+from transformer.checkpoints.gguf import GGUFFile, locate
 from transformer.checkpoints.gguf_tokenizer import write_companions
+from transformer.checkpoints.packages import PACKAGE
 from transformer.checkpoints.tensors import CheckpointError
 from transformer.checkpoints.workdir import Workdir
 from transformer.spec import Model
