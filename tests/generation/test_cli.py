@@ -119,6 +119,33 @@ CONTRADICTIONS = {
     "--output: needs --prompts": ["--prompt", "a", "--output", "x"],
     "--prompts: reads and writes files; leave out --prompt, --no-stream": [*MANY, "--prompt", "a", "--no-stream"],
     "--stop: an empty string stops everything; leave it out": ["--prompt", "a", "--stop", "x", "--stop", ""],
+    "--beams: finds the most probable text; leave out --top-k, --greedy, --seed, --stop": [
+        "--prompt",
+        "a",
+        "--beams",
+        "2",
+        "--top-k",
+        "3",
+        "--greedy",
+        "--seed",
+        "0",
+        "--stop",
+        "x",
+    ],
+    "--beams: finds the most probable text; leave out --repetition-penalty, --draft, --num-samples": [
+        "--prompt",
+        "a",
+        "--beams",
+        "2",
+        "--repetition-penalty",
+        "2",
+        "--draft",
+        "own",
+        "--num-samples",
+        "2",
+    ],
+    "--length-penalty: needs --beams": ["--prompt", "a", "--length-penalty", "0"],
+    "--early-stopping: needs --beams": ["--prompt", "a", "--early-stopping", "true"],
     "--system: needs --chat": ["--prompt", "a", "--system", "s"],
     "--tokenizer: needs --hf": ["--prompt", "a", "--tokenizer", "bytes"],
     "unrecognized arguments: --nonsense": ["--prompt", "a", "--nonsense"],
@@ -132,6 +159,16 @@ def test_options_that_contradict_are_refused_in_one_line(message, arguments, cap
     assert stop.value.code == 2
     err = capsys.readouterr().err
     assert err.startswith(f"error: {message}") and err.endswith("(--help lists the options)\n") and err.count("\n") == 1
+
+
+def test_beams_print_the_best_text(cli):
+    model, params = common.model(FAMILY), common.params(FAMILY)
+    beams = generation.Beams(num_beams=3, length_penalty=0.5, early_stopping="never")
+    [want] = generation.complete(model, params, ByteTokenizer(), ["The "], max_new_tokens=20, beams=beams)
+    flags = ("--beams", "3", "--length-penalty", "0.5", "--early-stopping", "never")
+    status, out, err = cli("--prompt", "The ", *flags)
+    assert (status, out) == (0, want.text + "\n") and want.text != text(prompts="The ")[0]
+    assert f"{len(want.tokens)} tokens in " in err
 
 
 def test_numbers_reach_the_model(cli):

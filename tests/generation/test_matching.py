@@ -64,7 +64,8 @@ def test_a_decoder_alone_reads_the_source_both_ways_as_in_training():
     rows = [[7, 9], [30] * 5, [8, 100, 200]]
     draw = functools.partial(generation.generate, model, values, max_new_tokens=NEW, sampling=GREEDY, both_ways=True)
     # An end that some row comes to, behind a source that ends with it: found by trying.
-    for end in range(3, 259):
+    some = draw([[bos, *row, 3] for row in rows])
+    for end in dict.fromkeys(token for text in some for token in text.tokens[1:]):
         done = draw([[bos, *row, end] for row in rows], eos_ids=[end])
         if 0 < sum(text.reason == "eos" for text in done) < len(rows) and all(text.tokens for text in done):
             break
@@ -73,7 +74,7 @@ def test_a_decoder_alone_reads_the_source_both_ways_as_in_training():
 
 def test_no_pairs_and_no_end_are_refused():
     tokenizer = Letters(9)
-    with pytest.raises(SettingsError, match="pairs=.*at least one"):
+    with pytest.raises(SettingsError, match=r"pairs=\[\]: give at least one"):
         exact_match(two_stacks.MODEL, {}, tokenizer, [])
     tokenizer.end_ids = ()
     with pytest.raises(SettingsError, match="never ends"):
@@ -95,7 +96,7 @@ def test_masks_are_filled_with_the_most_probable_tokens():
     guesses = fill_mask(ENCODER, values, tokenizer, "a[MASK]bc[MASK]", mask_id=MASK, top=264)
     a, b, c = tokenizer.encode("abc")
     tokens = np.array([[tokenizer.bos_id, a, MASK, b, c, MASK, tokenizer.eos_id]], np.int32)
-    want = np.asarray(jax.nn.softmax(ENCODER.apply({"params": values}, tokens)))[0]
+    want = np.asarray(jax.nn.softmax(jax.jit(ENCODER.apply)({"params": values}, tokens)))[0]
     for found, place in zip(guesses, (2, 5), strict=True):
         assert [guess.token for guess in found] == np.argsort(-want[place], kind="stable").tolist()
         assert [guess.probability for guess in found] == pytest.approx(sorted(want[place], reverse=True), abs=1e-5)
