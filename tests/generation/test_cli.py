@@ -132,15 +132,13 @@ CONTRADICTIONS = {
         "--stop",
         "x",
     ],
-    "--beams: finds the most probable text; leave out --repetition-penalty, --draft, --num-samples": [
+    "--beams: finds the most probable text; leave out --repetition-penalty, --num-samples": [
         "--prompt",
         "a",
         "--beams",
         "2",
         "--repetition-penalty",
         "2",
-        "--draft",
-        "own",
         "--num-samples",
         "2",
     ],
