@@ -1,8 +1,8 @@
 """BERT (Devlin et al. 2018, arXiv:1810.04805): an encoder with token types, a masked language model and a pooler.
 
-    python -m transformer.explain --config configs/bert.py:base
+    python train.py --config configs/bert.py:tiny --workdir runs/masked
 
-prints it. Both published sizes are the uncased ones; the cased have 28,996 tokens.
+guesses hidden bytes of the embedded text. Both published sizes are the uncased ones; the cased have 28,996 tokens.
 """
 
 from configs import common

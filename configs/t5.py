@@ -1,8 +1,8 @@
 """T5 (Raffel et al. 2019, arXiv:1910.10683) and T5 1.1: an encoder and a decoder with relative biases.
 
-    python -m transformer.explain --config configs/t5.py:base
+    python train.py --config configs/t5.py:tiny --workdir runs/spans
 
-prints it. FLAN-T5 has the sizes of version 1.1.
+fills hidden spans of the embedded text. FLAN-T5 has the sizes of version 1.1.
 """
 
 from configs import common
