@@ -9,6 +9,7 @@ import pytest
 
 from tests.checkpoints import common as golden
 from transformer.generation.layout import unroll
+from transformer.nn.context import Source
 from transformer.ops import cache as caches
 
 # Mean difference of the logits over their standard deviation: what rounding keys and values may do. A mixture whose
@@ -24,24 +25,26 @@ def model(case: str):
 
 
 @pytest.mark.parametrize("dtype", caches.CACHE_DTYPES)
-@pytest.mark.parametrize("case", golden.CASES)
+@pytest.mark.parametrize("case", golden.DECODERS + golden.PAIRS)
 def test_logits_over_a_cache(case, dtype):
-    """In two chunks, of which the second sees the first through the cache alone."""
+    """In two chunks, of which the second sees the first, and what an encoder made, through the cache alone."""
     net, params = model(case)
-    want = golden.expected(case)["logits"]
-    tokens = golden.expected(case)["input_ids"].astype(np.int32)
+    want, read = golden.expected(case)["logits"], golden.expected(case)["input_ids"].astype(np.int32)
+    source, tokens = None, read
+    if net.spec.trunk.crosses:
+        source, tokens = Source(read), golden.expected(case)["decoder_input_ids"].astype(np.int32)
     rows, length = tokens.shape
     half = length // 2
 
     @jax.jit
-    def chunk(tokens, positions, cache):
-        x, cache = net.apply({"params": params}, tokens, positions, cache=cache, method="features")
+    def chunk(tokens, positions, cache, source):
+        x, cache = net.apply({"params": params}, tokens, positions, cache=cache, source=source, method="features")
         return net.apply({"params": params}, x, method="logits"), cache
 
-    cache, logits = caches.init(net.spec.decoder, rows, length, dtype), []
+    cache, logits = caches.init(net.spec.decoder, rows, length, dtype, source_length=read.shape[1]), []
     for start in (0, half):
         positions = jnp.broadcast_to(jnp.arange(start, start + half), (rows, half))
-        out, cache = chunk(tokens[:, start : start + half], positions, cache)
+        out, cache = chunk(tokens[:, start : start + half], positions, cache, None if start else source)
         logits.append(np.asarray(out))
     assert {layer.mixer.keys.dtype for layer in cache.head} == {jnp.dtype(dtype)}
     difference = np.abs(np.concatenate(logits, axis=1) - want[:, : 2 * half]).mean() / want.std()
