@@ -96,7 +96,7 @@ def read(
       show: draws a progress bar on a terminal.
       unrolled: every layer gets arrays of its own, read straight into them (`generation.unroll`).
     """
-    if unrolled:
+    if unrolled and source.spec.decoder is not None:
         source.spec = dataclasses.replace(source.spec, decoder=source.spec.decoder.unrolled)
     model = build(source.spec, **{"dtype": dtype, **compute})
     like = init(model, mesh=mesh or _first_device(), abstract=True)

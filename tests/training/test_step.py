@@ -28,21 +28,32 @@ def a_run(family: str, **train):
     return config.resolve(page)
 
 
-def a_batch(vocab: int, seed: int = 0, rows: int = ROWS) -> dict:
-    """Two documents and some padding in every row, of other lengths in each: microbatches weigh differently."""
-    rng = np.random.default_rng(seed)
+def two_documents(rng: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Segment ids and positions [rows, LENGTH] of two documents and some padding in every row."""
     segments = np.zeros((rows, LENGTH), np.int32)
     positions = np.full((rows, LENGTH), -1, np.int32)
     for row in range(rows):
         first, second = rng.integers(3, 10), rng.integers(1, 12)
         segments[row, :first], segments[row, first : first + second] = 1, 2
         positions[row, :first], positions[row, first : first + second] = np.arange(first), np.arange(second)
+    return segments, positions
+
+
+def a_batch(vocab: int, seed: int = 0, rows: int = ROWS, sourced: bool = False) -> dict:
+    """Documents of other lengths in each row, so that microbatches weigh differently; with a source where one is read."""
+    rng = np.random.default_rng(seed)
+    segments, positions = two_documents(rng, rows)
+    source = {}
+    if sourced:
+        of_source, places = two_documents(rng, rows)
+        tokens = rng.integers(0, vocab, (rows, LENGTH)).astype(np.int32)
+        source = {"source_tokens": tokens, "source_segment_ids": of_source, "source_positions": places}
     weights = (segments > 0).astype(np.float32)
     tokens, targets = rng.integers(0, vocab, (2, rows, LENGTH)).astype(np.int32)
     target_bytes = rng.integers(1, 4, (rows, LENGTH)).astype(np.int32) * (segments > 0)
     return {
         "tokens": tokens, "targets": targets, "segment_ids": segments, "positions": positions,
-        "weights": weights, "target_bytes": target_bytes,
+        "weights": weights, "target_bytes": target_bytes, **source,
     }  # fmt: skip
 
 
@@ -57,7 +68,7 @@ def close(a, b, rtol=2e-5):
 def test_accumulation_is_the_big_batch(family):
     run = a_run(family)
     model, params = Transformer(run.spec, run.settings.compute), common.params(family)
-    batch = a_batch(run.spec.vocab_size)
+    batch = a_batch(run.spec.vocab_size, sourced=common.reads_source(family))
     cut = jax.jit(steps.gradients, static_argnums=(0, 3))
     whole, whole_sums = cut(model, params, batch, 1)
     grads, sums = cut(model, params, batch, 4)
@@ -146,8 +157,8 @@ def test_model_is_given_what_the_batch_has(further, smoothing):
         assert got is batch[name]
     assert given.keys() == {"source" if name.startswith("source") else name for name in further}
     for name in further:
-        got = getattr(given["source"], name.removeprefix("source_")) if "source" in given else given[name]
-        assert got is batch[name]
+        field = {"source_segment_ids": "segments"}.get(name, name.removeprefix("source_"))
+        assert (getattr(given["source"], field) if "source" in given else given[name]) is batch[name]
     scored = (nats * batch["weights"]).sum()
     np.testing.assert_allclose(sums["nats"], scored, rtol=1e-6)
     np.testing.assert_allclose(total, scored * (2 if smoothing else 1), rtol=1e-6)

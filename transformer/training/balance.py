@@ -19,7 +19,7 @@ Loads = dict[str, Load]
 
 def check_balance(model: spec.Model, settings: Balance) -> None:
     """Raises `SettingsError` if there is nothing in `model` that a setting could balance."""
-    mixtures = [block.ffn for block in model.decoder.layers if isinstance(block.ffn, spec.MoE)]
+    mixtures = [block.ffn for block in model.layers if isinstance(block.ffn, spec.MoE)]
     for name in ("auxiliary", "sequence", "z"):
         value = getattr(settings, name)
         check(not value or bool(mixtures), f"balance.{name}", value, "the model has no experts to balance; set it to 0")

@@ -13,7 +13,7 @@ from transformer.settings import Optimizer, Settings
 # have nothing for decay to regularise, and are told by their logical names.
 FEATURES = frozenset({
     ax.EMBED, ax.EMBED_OUT, ax.EXPERT_EMBED, ax.MLP, ax.HEADS, ax.KV_HEADS, ax.VOCAB, ax.ROUTES, ax.LATENT,
-    ax.LATENT_OUT,
+    ax.LATENT_OUT, ax.CLASSES,
 })  # fmt: skip
 
 
