@@ -40,7 +40,7 @@ def two_documents(rng: np.random.Generator, rows: int) -> tuple[np.ndarray, np.n
 
 
 def a_batch(vocab: int, seed: int = 0, rows: int = ROWS, sourced: bool = False) -> dict:
-    """Documents of other lengths in each row, so that microbatches weigh differently; with a source where one is read."""
+    """Rows of documents of other lengths: microbatches weigh differently. With a source where a model reads one."""
     rng = np.random.default_rng(seed)
     segments, positions = two_documents(rng, rows)
     source = {}

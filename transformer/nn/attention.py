@@ -1,5 +1,7 @@
 """The attention layer: projections around the one attention door, and its cache."""
 
+import math
+
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -35,7 +37,8 @@ class Attention(nn.Module):
         self, x: Float[Array, "B T D"], context: Context, cache: KVCache | None
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
         s, rules = self.spec, self.compute.rules
-        q = self._heads(x, "query", s.num_heads, ax.HEADS)
+        # Scores start of unit variance, whatever they are multiplied by.
+        q = self._heads(x, "query", s.num_heads, ax.HEADS, 1 / (s.scale * math.sqrt(s.head_dim)))
         if s.qk_norm is not None:
             q = self._norm(q, "query_norm")
         if self.crosses:
@@ -47,9 +50,11 @@ class Attention(nn.Module):
         y = Projection(*out, bias=s.out_bias, gain=self.gain, name="out")(y)
         return constrain(y, (ax.BATCH, ax.LENGTH, ax.ACT_EMBED), rules), cache
 
-    def _heads(self, x: Float[Array, "B T D"], name: str, heads: int, axis: str) -> Float[Array, "B T N H"]:
+    def _heads(
+        self, x: Float[Array, "B T D"], name: str, heads: int, axis: str, gain: float = 1.0
+    ) -> Float[Array, "B T N H"]:
         names = (ax.EMBED, axis, ax.HEAD_DIM)
-        return Projection(x.shape[-1:], (heads, self.spec.head_dim), names, self.spec.qkv_bias, name=name)(x)
+        return Projection(x.shape[-1:], (heads, self.spec.head_dim), names, self.spec.qkv_bias, gain, name=name)(x)
 
     def _norm(self, heads: Float[Array, "B T N H"], name: str) -> Float[Array, "B T N H"]:
         """Each head normed by itself, or the features of all heads as one vector."""
