@@ -18,6 +18,8 @@ from transformer.tokenizer import ByteTokenizer, HFTokenizer
 
 FAMILY = "llama3"
 EOS = ByteTokenizer.eos_id
+# What draws is scripted; of the model only its shape is asked.
+NO_MODEL = SimpleNamespace(spec=SimpleNamespace(encoder=None))
 
 
 def cut(whole: str, stop) -> str:
@@ -82,7 +84,7 @@ def scripted(monkeypatch, ids, limit=None):
 def run(tokenizer, prompt="x", stop=(), streaming=True):
     pieces = []
     stream = (lambda i, piece: pieces.append(piece)) if streaming else None
-    done = complete(None, None, tokenizer, [prompt], stop=stop, stream=stream)[0]
+    done = complete(NO_MODEL, None, tokenizer, [prompt], stop=stop, stream=stream)[0]
     if streaming:
         assert "".join(pieces) == done.text, "streamed text is not the returned text"
         assert all(pieces), "an empty piece was streamed"
@@ -163,14 +165,14 @@ def test_only_new_text_is_returned_whatever_the_prompt_ends_in(metaspace, prompt
 
 def test_a_prompt_begins_with_one_bos(monkeypatch, metaspace):
     given = scripted(monkeypatch, [])
-    complete(None, None, ByteTokenizer(), ["ab", ""])
+    complete(NO_MODEL, None, ByteTokenizer(), ["ab", ""])
     assert given == [[1, 100, 101], [1]]
     given.clear()
     spelled = SimpleNamespace(bos_id=7, end_ids=(), encode=lambda t: [7, 8], decode=lambda ids: "")
-    complete(None, None, spelled, ["<s>x"])
+    complete(NO_MODEL, None, spelled, ["<s>x"])
     assert given == [[7, 8]], "a BOS in the prompt's own text was doubled"
     given.clear()
-    complete(None, None, metaspace, ["a"])
+    complete(NO_MODEL, None, metaspace, ["a"])
     assert given == [metaspace.encode("a")]
 
 
@@ -184,12 +186,12 @@ def test_a_prompt_begins_with_one_bos(monkeypatch, metaspace):
 )
 def test_what_cannot_be_meant_is_refused(arguments, message):
     with pytest.raises(SettingsError, match=message):
-        complete(None, None, ByteTokenizer(), **arguments)
+        complete(NO_MODEL, None, ByteTokenizer(), **arguments)
 
 
 def test_an_empty_prompt_needs_a_bos(metaspace):
     with pytest.raises(SettingsError, match=r"prompts\[1\]='': is empty"):
-        complete(None, None, metaspace, ["a", ""])
+        complete(NO_MODEL, None, metaspace, ["a", ""])
 
 
 def test_a_model_streams_what_it_returns():

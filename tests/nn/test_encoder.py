@@ -219,7 +219,7 @@ def test_parts_that_contradict_themselves_are_refused():
         spec.Stack(head=(WRITER, block(attention(True))), body=(), repeats=0, final_norm=None)
     with pytest.raises(spec.SpecError, match="layers share one table of relative biases, but want 2"):
         spec.Stack(head=(block(attention(True, ONE_WAY)), READER), body=(), repeats=0, final_norm=None)
-    with pytest.raises(spec.SpecError, match=r"relative\.num_buckets=6: use at least 4, a multiple of 2|max_distance"):
+    with pytest.raises(spec.SpecError, match=r"relative\.num_buckets=7: use at least 4, a multiple of 2"):
         spec.RelativeBias(num_buckets=7, max_distance=20, bidirectional=True)
     with pytest.raises(spec.SpecError, match=r"relative\.max_distance=4: must exceed the 4 distances"):
         spec.RelativeBias(num_buckets=8, max_distance=4, bidirectional=False)

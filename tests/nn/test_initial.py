@@ -48,7 +48,9 @@ def test_initial_model_predicts_almost_uniformly(family):
     batch = common.packed_batch(family)
     nats = partial(net.apply, method="token_losses", **batch.options)
     losses = jax.jit(lambda p: nats({"params": p}, batch.tokens, batch.targets))(initial.params(net, 0))
-    assert np.mean(losses) == pytest.approx(np.log(net.spec.vocab_size), abs=0.7)
+    # Where a scaled token vector stays large in the features, the tied head prefers the token itself.
+    itself = net.spec.head.tied and net.spec.embedding.scale and net.spec.trunk.layers[-1].placement == "post"
+    assert np.mean(losses) == pytest.approx(np.log(net.spec.vocab_size), abs=1.5 if itself else 0.7)
 
 
 def test_mesh_changes_no_initial_value():
