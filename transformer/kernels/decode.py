@@ -42,7 +42,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from transformer.kernels.decode_blocks import Blocks, Sizes, choose, cost, needed, padded_positions
+from transformer.kernels.decode_blocks import SUBLANES, Blocks, Sizes, choose, cost, needed, padded_positions, turned
 from transformer.ops import relative_bias
 from transformer.ops.attention.call import NOTHING, Call, Extra, Where
 from transformer.ops.cache import KVCache
@@ -50,7 +50,6 @@ from transformer.ops.mask import sees
 
 # A masked score lies so far below the lowest running maximum that it weighs exactly 0, in rows that see nothing too.
 MASKED, LOWEST = -1e30, -1e29
-SUBLANES = 32  # bytes of a register's column: 8 rows of float32, 16 of bfloat16
 
 
 def refuse(
@@ -149,6 +148,9 @@ def _arrays(call: Call, sizes: Sizes, q, cache: KVCache, where: Where, extra: Ex
     def by_layer(buffer: Array | None) -> Array | None:
         return buffer if buffer is None or cache.layer is not None else buffer[None]
 
+    def laid_out(buffer: Array) -> Array:  # as it lies already
+        return jnp.swapaxes(by_layer(buffer), -1, -2) if turned(sizes, buffer.shape[-1]) else by_layer(buffer)
+
     def by_row(x: Array, axis: int) -> Array:
         pad = [(0, 0)] * x.ndim
         pad[axis] = (0, sizes.rows - group * length)
@@ -165,8 +167,8 @@ def _arrays(call: Call, sizes: Sizes, q, cache: KVCache, where: Where, extra: Ex
     return _Arrays(
         q=by_row(q.reshape(batch, sizes.heads, group * length, width), 2),
         positions=positions[:, None],
-        keys=by_layer(cache.keys),
-        values=None if sizes.shares else by_layer(cache.values),
+        keys=laid_out(cache.keys),
+        values=None if sizes.shares else laid_out(cache.values),
         key_scales=by_layer(cache.key_scales),
         value_scales=None if sizes.shares else by_layer(cache.value_scales),
         sinks=sinks,
@@ -183,9 +185,11 @@ def _specs(sizes: Sizes, blocks: Blocks, arrays: _Arrays) -> _Arrays:
         return s.numbers[b * count + jnp.maximum(at, 0)]
 
     def kept(width: int) -> pl.BlockSpec:
-        return pl.BlockSpec(
-            (None, None, heads, slots, width), lambda b, k, p, j, s: (s.layer[0], b, k, number(b, p, j, s), 0)
-        )
+        if turned(sizes, width):
+            block = (None, None, heads, width, slots)
+            return pl.BlockSpec(block, lambda b, k, p, j, s: (s.layer[0], b, k, 0, number(b, p, j, s)))
+        block = (None, None, heads, slots, width)
+        return pl.BlockSpec(block, lambda b, k, p, j, s: (s.layer[0], b, k, number(b, p, j, s), 0))
 
     scales = pl.BlockSpec((None, None, heads, slots), lambda b, k, p, j, s: (s.layer[0], b, k, number(b, p, j, s)))
     every = _Arrays(
@@ -273,7 +277,8 @@ def _row_positions(rows: int, length: int, row: Int[Array, ""], s: _Scalars) -> 
 def _add(call: Call, sizes: Sizes, blocks: Blocks, head: int, seen, rest, x: _Arrays, state: _State) -> None:
     """One block of one key head into the running softmax; `rest` slots are left in the cache from its first on."""
     q, keys = x.q[head], x.keys[head].astype(sizes.computed)
-    scores = _dot(q, keys, 1) * call.scale
+    keys_turned, values_turned = turned(sizes, sizes.key), turned(sizes, sizes.features[-1])
+    scores = _dot(q, keys, 0 if keys_turned else 1) * call.scale
     if x.key_scales is not None:
         scores *= x.key_scales[head : head + 1]
     if x.bias is not None:
@@ -287,15 +292,17 @@ def _add(call: Call, sizes: Sizes, blocks: Blocks, head: int, seen, rest, x: _Ar
     state.top[head] = top
     state.total[head] = state.total[head] * fade + jnp.sum(weights, axis=-1, keepdims=True)
     if sizes.shares:
-        values, scales = keys[:, : sizes.value], x.key_scales
+        values = keys[: sizes.value] if keys_turned else keys[:, : sizes.value]
+        scales = x.key_scales
     else:
         values, scales = x.values[head].astype(sizes.computed), x.value_scales
     if scales is not None:  # where nothing is seen there may be no number
         weights = jnp.where(seen, weights * scales[head : head + 1], 0.0)
     if sizes.slots % blocks.slots:  # beyond the end there may be no number either, and 0 times that is none
-        slot = jax.lax.broadcasted_iota(jnp.int32, (blocks.slots, 1), 0)
+        axis = 1 if values_turned else 0
+        slot = jax.lax.broadcasted_iota(jnp.int32, (1, blocks.slots) if values_turned else (blocks.slots, 1), axis)
         values = jnp.where(slot < rest, values, jnp.zeros_like(values))
-    state.acc[head] = state.acc[head] * fade + _dot(weights.astype(values.dtype), values, 0)
+    state.acc[head] = state.acc[head] * fade + _dot(weights.astype(values.dtype), values, 1 if values_turned else 0)
 
 
 def _dot(a: Array, b: Array, axis: int) -> Array:

@@ -11,6 +11,7 @@ from transformer.ops.mask import visible
 from transformer.spec import Mask
 
 LANES = 128
+SUBLANES = 32  # bytes of a register's column: 8 rows of float32, 16 of bfloat16, 32 of int8
 # A step of the grid costs some 0.35 us whatever it does. The fastest chip reads a megabyte of keys and as much of
 # values in about as long, and a row reads half a block too much on average: so blocks are no larger than that.
 STEP_BYTES = 2 * 2**20
@@ -55,6 +56,17 @@ class Sizes:
         return self.batch * self.slots * (self.heads * slot + 4)
 
 
+def turned(sizes: Sizes, width: int) -> bool:
+    """True where features lie before slots, [.., H, S].
+
+    XLA lays out an array of [.., S, H] so, unasked, where that leaves less of its tiles unused: with 64 or 576
+    features. A kernel that wants it otherwise makes XLA copy the whole cache.
+    """
+    rows = SUBLANES // sizes.kept.itemsize
+    straight = _up(sizes.slots, rows) * _up(width, LANES)
+    return _up(width, rows) * _up(sizes.slots, LANES) < straight
+
+
 class Blocks(NamedTuple):
     """Key heads and slots of a block, and how many blocks of slots there are."""
 
@@ -65,33 +77,36 @@ class Blocks(NamedTuple):
 
 def vmem_bytes(sizes: Sizes, heads: int, slots: int) -> int:
     """Bytes of VMEM that a kernel with such blocks takes: two of every block in flight, and one head's arithmetic."""
-    rows, wide = sizes.rows, pl.cdiv(slots, LANES) * LANES
-    loaded = sum(heads * wide * _padded(width) * sizes.kept.itemsize for width in sizes.features)
-    loaded += 8 * wide * 4 + len(sizes.features) * sizes.scaled * max(heads, 8) * wide * 4
+    rows, wide = sizes.rows, _up(slots, LANES)
+    loaded = heads * wide * _slot_bytes(sizes, sizes.kept)
+    loaded += 8 * wide * 4 + len(sizes.features) * sizes.scaled * _up(heads, 8) * wide * 4
     loaded += sizes.biased * heads * rows * wide * 4
-    ends = heads * rows * (_padded(sizes.key) + _padded(sizes.value)) * sizes.computed.itemsize
-    scratch = heads * rows * (_padded(sizes.value) + 4 * LANES) * 4
+    ends = heads * rows * (_up(sizes.key, LANES) + _up(sizes.value, LANES)) * 4
+    scratch = heads * rows * (_up(sizes.value, LANES) + 4 * LANES) * 4
     # Scores, weights, what is seen, and the weights as they are multiplied; keys and values as they are multiplied.
-    arithmetic = 4 * rows * wide * 4 + (sizes.kept != sizes.computed) * wide * sizes.computed.itemsize * sum(
-        _padded(width) for width in sizes.features
-    )
+    arithmetic = 4 * rows * wide * 4 + (sizes.kept != sizes.computed) * wide * _slot_bytes(sizes, sizes.computed)
     return 2 * (loaded + ends) + scratch + arithmetic
 
 
+def _slot_bytes(sizes: Sizes, dtype: jnp.dtype) -> int:
+    """Bytes of a slot's key and value of one head in VMEM, in `dtype`."""
+    tiles = ((width, SUBLANES // dtype.itemsize if turned(sizes, width) else LANES) for width in sizes.features)
+    return sum(_up(width, tile) for width, tile in tiles) * dtype.itemsize
+
+
 def choose(sizes: Sizes, slots: int | None = None) -> Blocks | None:
-    """The blocks of a call, None where not even the smallest fit `VMEM_BYTES`; `slots` of a block, if given, as told."""
+    """The blocks of a call, None where not even the smallest fit `VMEM_BYTES`; of so many `slots`, if told."""
     heads = _head_block(sizes)
     if slots is not None:
         return Blocks(heads, min(slots, sizes.slots), pl.cdiv(sizes.slots, slots))
-    a_slot = heads * sum(_padded(width) for width in sizes.features) * sizes.kept.itemsize
-    most = max(STEP_BYTES // a_slot // LANES * LANES, LANES)
+    most = max(STEP_BYTES // (heads * _slot_bytes(sizes, sizes.kept)) // LANES * LANES, LANES)
     while most > LANES and vmem_bytes(sizes, heads, most) > VMEM_BYTES:
         most -= LANES
     if vmem_bytes(sizes, heads, min(most, sizes.slots)) > VMEM_BYTES:
         return None
     # As few blocks as that, and as even as tiles allow.
     count = pl.cdiv(sizes.slots, most)
-    even = pl.cdiv(pl.cdiv(sizes.slots, count), LANES) * LANES
+    even = _up(pl.cdiv(sizes.slots, count), LANES)
     return Blocks(heads, sizes.slots, 1) if count == 1 else Blocks(heads, even, pl.cdiv(sizes.slots, even))
 
 
@@ -113,8 +128,8 @@ def _head_block(sizes: Sizes) -> int:
     return max(n for n in range(1, MOST_HEADS + 1) if sizes.heads % n == 0)
 
 
-def _padded(width: int) -> int:
-    return pl.cdiv(width, LANES) * LANES
+def _up(size: int, multiple: int) -> int:
+    return pl.cdiv(size, multiple) * multiple
 
 
 def padded_positions(k_positions: Int[Array, "B S"], blocks: Blocks) -> Int[Array, "B S2"]:
