@@ -34,22 +34,18 @@ DeepSeek-V2 (arXiv:2405.04434), section 2.1.2, for absorbed queries.
 """
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from transformer.kernels.decode_blocks import SUBLANES, Blocks, Sizes, choose, cost, needed, padded_positions, turned
+from transformer.kernels.decode_step import Arrays, Scalars, State, kernel
 from transformer.ops import relative_bias
 from transformer.ops.attention.call import NOTHING, Call, Extra, Where
 from transformer.ops.cache import KVCache
-from transformer.ops.mask import sees
-
-# A masked score lies so far below the lowest running maximum that it weighs exactly 0, in rows that see nothing too.
-MASKED, LOWEST = -1e30, -1e29
 
 
 def refuse(
@@ -61,37 +57,6 @@ def refuse(
     if choose(_sizes(call, q, cache, value_dim)) is None:
         return f"blocks of {cache.keys.shape[-3]} heads and {cache.keys.shape[-1]} features don't fit VMEM"
     return None
-
-
-class _Scalars(NamedTuple):
-    """What is known before a block is: which blocks to load, and where the queries are."""
-
-    layer: Int[Array, " 1"]
-    steps: Int[Array, " 1"]  # of each split
-    counts: Int[Array, " B"]
-    numbers: Int[Array, " B_blocks"]
-    q_positions: Int[Array, " B_T"]
-
-
-class _Arrays(NamedTuple):
-    """What is loaded by the block; absent parts are None."""
-
-    q: Float[Array, "B K R H"]
-    positions: Int[Array, "B 1 S2"]
-    keys: Array
-    values: Array | None
-    key_scales: Array | None
-    value_scales: Array | None
-    sinks: Float[Array, "K R 1"] | None
-    bias: Float[Array, "B K R S"] | None
-
-
-class _State(NamedTuple):
-    """The online softmax of the heads of a block."""
-
-    acc: Float[Array, "heads R Hv"]
-    top: Float[Array, "heads R 1"]
-    total: Float[Array, "heads R 1"]
 
 
 def attend(
@@ -122,7 +87,7 @@ def attend(
     counts, numbers = needed(call.mask, where.q_positions, positions, blocks)
     steps = jnp.maximum(pl.cdiv(jnp.max(counts), splits), 1)
     layer = jnp.zeros((), jnp.int32) if cache.layer is None else cache.layer
-    scalars = _Scalars(layer.reshape(1), steps.reshape(1), counts, numbers, where.q_positions.reshape(-1))
+    scalars = Scalars(layer.reshape(1), steps.reshape(1), counts, numbers, where.q_positions.reshape(-1))
     arrays = _arrays(call, sizes, q, cache, where, extra, positions)
     specs = _specs(sizes, blocks, arrays)
     out, *log_total = _pallas_call(call, sizes, blocks, length, splits, steps, specs, interpret)(scalars, arrays)
@@ -141,7 +106,7 @@ def _sizes(call: Call, q: Array, cache: KVCache, value_dim: int | None) -> Sizes
     return Sizes(batch, heads, slots, rows, width, value, shares, cache.keys.dtype, q.dtype, scaled, biased)
 
 
-def _arrays(call: Call, sizes: Sizes, q, cache: KVCache, where: Where, extra: Extra, positions) -> _Arrays:
+def _arrays(call: Call, sizes: Sizes, q, cache: KVCache, where: Where, extra: Extra, positions) -> Arrays:
     batch, length, num_heads, width = q.shape
     group = num_heads // sizes.heads
 
@@ -164,7 +129,7 @@ def _arrays(call: Call, sizes: Sizes, q, cache: KVCache, where: Where, extra: Ex
     if call.relative is not None:
         bucket = relative_bias.buckets(call.relative, where.q_positions, where.k_positions)
         bias = by_row(relative_bias.bias(extra.bias, bucket).reshape(batch, sizes.heads, group * length, -1), 2)
-    return _Arrays(
+    return Arrays(
         q=by_row(q.reshape(batch, sizes.heads, group * length, width), 2),
         positions=positions[:, None],
         keys=laid_out(cache.keys),
@@ -176,11 +141,11 @@ def _arrays(call: Call, sizes: Sizes, q, cache: KVCache, where: Where, extra: Ex
     )
 
 
-def _specs(sizes: Sizes, blocks: Blocks, arrays: _Arrays) -> _Arrays:
+def _specs(sizes: Sizes, blocks: Blocks, arrays: Arrays) -> Arrays:
     """Where each step finds its blocks."""
     heads, slots, count = blocks
 
-    def number(b, p, j, s: _Scalars):
+    def number(b, p, j, s: Scalars):
         at = jnp.minimum(p * s.steps[0] + j, s.counts[b] - 1)
         return s.numbers[b * count + jnp.maximum(at, 0)]
 
@@ -192,7 +157,7 @@ def _specs(sizes: Sizes, blocks: Blocks, arrays: _Arrays) -> _Arrays:
         return pl.BlockSpec(block, lambda b, k, p, j, s: (s.layer[0], b, k, number(b, p, j, s), 0))
 
     scales = pl.BlockSpec((None, None, heads, slots), lambda b, k, p, j, s: (s.layer[0], b, k, number(b, p, j, s)))
-    every = _Arrays(
+    every = Arrays(
         q=pl.BlockSpec((None, heads, sizes.rows, sizes.key), lambda b, k, p, j, s: (b, k, 0, 0)),
         positions=pl.BlockSpec((None, 1, slots), lambda b, k, p, j, s: (b, 0, number(b, p, j, s))),
         keys=kept(sizes.key),
@@ -202,10 +167,10 @@ def _specs(sizes: Sizes, blocks: Blocks, arrays: _Arrays) -> _Arrays:
         sinks=pl.BlockSpec((heads, sizes.rows, 1), lambda b, k, p, j, s: (k, 0, 0)),
         bias=pl.BlockSpec((None, heads, sizes.rows, slots), lambda b, k, p, j, s: (b, k, 0, number(b, p, j, s))),
     )
-    return _Arrays(*(None if array is None else spec for array, spec in zip(arrays, every, strict=True)))
+    return Arrays(*(None if array is None else spec for array, spec in zip(arrays, every, strict=True)))
 
 
-def _pallas_call(call: Call, sizes: Sizes, blocks: Blocks, length: int, splits: int, steps, specs: _Arrays, interpret):
+def _pallas_call(call: Call, sizes: Sizes, blocks: Blocks, length: int, splits: int, steps, specs: Arrays, interpret):
     shape = (sizes.batch, sizes.heads, splits, sizes.rows)
 
     def out(width: int, dtype) -> tuple[jax.ShapeDtypeStruct, pl.BlockSpec]:
@@ -215,9 +180,9 @@ def _pallas_call(call: Call, sizes: Sizes, blocks: Blocks, length: int, splits: 
     # Parts are merged in float32, by the logs of their sums.
     outs = [out(sizes.value, sizes.computed)] if splits == 1 else [out(sizes.value, jnp.float32), out(1, jnp.float32)]
     shapes, out_specs = zip(*outs, strict=True)
-    state = _State(*(pltpu.VMEM((blocks.heads, sizes.rows, width), jnp.float32) for width in (sizes.value, 1, 1)))
+    state = State(*(pltpu.VMEM((blocks.heads, sizes.rows, width), jnp.float32) for width in (sizes.value, 1, 1)))
     return pl.pallas_call(
-        functools.partial(_kernel, call, sizes, blocks, length),
+        functools.partial(kernel, call, sizes, blocks, length),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(sizes.batch, sizes.heads // blocks.heads, splits, steps),
@@ -231,82 +196,6 @@ def _pallas_call(call: Call, sizes: Sizes, blocks: Blocks, length: int, splits: 
         interpret=interpret,
         name="decode_attention",
     )
-
-
-def _kernel(call: Call, sizes: Sizes, blocks: Blocks, length: int, s: _Scalars, x: _Arrays, out, *rest):
-    (*log_total, state), row, split, step = rest, pl.program_id(0), pl.program_id(2), pl.program_id(3)
-    steps = s.steps[0]
-    at = split * steps + step
-
-    @pl.when(step == 0)
-    def _():
-        state.acc[...] = jnp.zeros_like(state.acc)
-        if x.sinks is None:
-            state.top[...] = jnp.full_like(state.top, LOWEST)
-            state.total[...] = jnp.zeros_like(state.total)
-        else:  # a key of value 0, in one of the parts
-            state.top[...] = jnp.where(split == 0, x.sinks[...], LOWEST)
-            state.total[...] = jnp.full_like(state.total, jnp.where(split == 0, 1.0, 0.0))
-
-    @pl.when(at < s.counts[row])
-    def _():
-        seen = sees(call.mask, _row_positions(sizes.rows, length, row, s), x.positions[...])
-        rest = sizes.slots - s.numbers[row * blocks.count + at] * blocks.slots
-        for head in range(blocks.heads):
-            _add(call, sizes, blocks, head, seen, rest, x, state)
-
-    @pl.when(step == steps - 1)
-    def _():
-        total = state.total[...]
-        blind = total == 0
-        total = jnp.where(blind, 1.0, total)
-        out[...] = (state.acc[...] / total).astype(out.dtype)
-        if log_total:
-            log_total[0][...] = jnp.where(blind, MASKED, state.top[...] + jnp.log(total))
-
-
-def _row_positions(rows: int, length: int, row: Int[Array, ""], s: _Scalars) -> Int[Array, "R 1"]:
-    """Position of the query of each row; -1 in no row of theirs (what it gives is cut off)."""
-    token = jax.lax.broadcasted_iota(jnp.int32, (rows, 1), 0) % length
-    at = jnp.full((rows, 1), s.q_positions[row * length], jnp.int32)
-    for t in range(1, length):
-        at = jnp.where(token == t, s.q_positions[row * length + t], at)
-    return at
-
-
-def _add(call: Call, sizes: Sizes, blocks: Blocks, head: int, seen, rest, x: _Arrays, state: _State) -> None:
-    """One block of one key head into the running softmax; `rest` slots are left in the cache from its first on."""
-    q, keys = x.q[head], x.keys[head].astype(sizes.computed)
-    keys_turned, values_turned = turned(sizes, sizes.key), turned(sizes, sizes.features[-1])
-    scores = _dot(q, keys, 0 if keys_turned else 1) * call.scale
-    if x.key_scales is not None:
-        scores *= x.key_scales[head : head + 1]
-    if x.bias is not None:
-        scores += x.bias[head]
-    if call.softcap is not None:
-        scores = call.softcap * jnp.tanh(scores / call.softcap)
-    scores = jnp.where(seen, scores, MASKED)
-    old = state.top[head]
-    top = jnp.maximum(old, jnp.max(scores, axis=-1, keepdims=True))
-    weights, fade = jnp.exp(scores - top), jnp.exp(old - top)
-    state.top[head] = top
-    state.total[head] = state.total[head] * fade + jnp.sum(weights, axis=-1, keepdims=True)
-    if sizes.shares:
-        values = keys[: sizes.value] if keys_turned else keys[:, : sizes.value]
-        scales = x.key_scales
-    else:
-        values, scales = x.values[head].astype(sizes.computed), x.value_scales
-    if scales is not None:  # where nothing is seen there may be no number
-        weights = jnp.where(seen, weights * scales[head : head + 1], 0.0)
-    if sizes.slots % blocks.slots:  # beyond the end there may be no number either, and 0 times that is none
-        axis = 1 if values_turned else 0
-        slot = jax.lax.broadcasted_iota(jnp.int32, (1, blocks.slots) if values_turned else (blocks.slots, 1), axis)
-        values = jnp.where(slot < rest, values, jnp.zeros_like(values))
-    state.acc[head] = state.acc[head] * fade + _dot(weights.astype(values.dtype), values, 1 if values_turned else 0)
-
-
-def _dot(a: Array, b: Array, axis: int) -> Array:
-    return jax.lax.dot_general(a, b, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.float32)
 
 
 def _merge(out: Float[Array, "B K P R Hv"], log_total: Float[Array, "B K P R 1"]) -> Float[Array, "B K R Hv"]:
