@@ -41,7 +41,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
-from transformer.kernels.decode_blocks import SUBLANES, Blocks, Sizes, choose, cost, needed, padded_positions, turned
+from transformer.kernels.decode_blocks import SUBLANES, Blocks, Sizes, choose, cost, needed, padded_positions
 from transformer.kernels.decode_step import Arrays, Scalars, State, kernel
 from transformer.ops import relative_bias
 from transformer.ops.attention.call import NOTHING, Call, Extra, Where
@@ -54,7 +54,7 @@ def refuse(
     """Why the kernel can't serve a call, or None."""
     if where.q_orders is not None or (where.q_segments is not None and where.k_segments is not None):
         return "the slots of a cache have no segments and no orders"
-    if choose(_sizes(call, q, cache, value_dim)) is None:
+    if choose(sizes_of(call, q, cache, value_dim)) is None:
         return f"blocks of {cache.keys.shape[-3]} heads and {cache.keys.shape[-1]} features don't fit VMEM"
     return None
 
@@ -81,7 +81,7 @@ def attend(
       interpret: on other platforms than TPUs; parameters choose how closely.
     """
     batch, length, num_heads, _ = q.shape
-    sizes = _sizes(call, q, cache, value_dim)
+    sizes = sizes_of(call, q, cache, value_dim)
     blocks = choose(sizes, slots)
     positions = padded_positions(where.k_positions, blocks)
     counts, numbers = needed(call.mask, where.q_positions, positions, blocks)
@@ -96,7 +96,8 @@ def attend(
     return jnp.transpose(out, (0, 3, 1, 2, 4)).reshape(batch, length, num_heads, -1).astype(q.dtype)
 
 
-def _sizes(call: Call, q: Array, cache: KVCache, value_dim: int | None) -> Sizes:
+def sizes_of(call: Call, q: Array, cache: KVCache, value_dim: int | None) -> Sizes:
+    """What a call reads."""
     batch, length, num_heads, width = q.shape
     heads, slots = cache.keys.shape[-3:-1]
     rows = pl.cdiv(num_heads // heads * length, SUBLANES // q.dtype.itemsize) * (SUBLANES // q.dtype.itemsize)
@@ -112,9 +113,6 @@ def _arrays(call: Call, sizes: Sizes, q, cache: KVCache, where: Where, extra: Ex
 
     def by_layer(buffer: Array | None) -> Array | None:
         return buffer if buffer is None or cache.layer is not None else buffer[None]
-
-    def laid_out(buffer: Array) -> Array:  # as it lies already
-        return jnp.swapaxes(by_layer(buffer), -1, -2) if turned(sizes, buffer.shape[-1]) else by_layer(buffer)
 
     def by_row(x: Array, axis: int) -> Array:
         pad = [(0, 0)] * x.ndim
@@ -132,8 +130,8 @@ def _arrays(call: Call, sizes: Sizes, q, cache: KVCache, where: Where, extra: Ex
     return Arrays(
         q=by_row(q.reshape(batch, sizes.heads, group * length, width), 2),
         positions=positions[:, None],
-        keys=laid_out(cache.keys),
-        values=None if sizes.shares else laid_out(cache.values),
+        keys=by_layer(cache.keys),
+        values=None if sizes.shares else by_layer(cache.values),
         key_scales=by_layer(cache.key_scales),
         value_scales=None if sizes.shares else by_layer(cache.value_scales),
         sinks=sinks,
@@ -150,9 +148,6 @@ def _specs(sizes: Sizes, blocks: Blocks, arrays: Arrays) -> Arrays:
         return s.numbers[b * count + jnp.maximum(at, 0)]
 
     def kept(width: int) -> pl.BlockSpec:
-        if turned(sizes, width):
-            block = (None, None, heads, width, slots)
-            return pl.BlockSpec(block, lambda b, k, p, j, s: (s.layer[0], b, k, 0, number(b, p, j, s)))
         block = (None, None, heads, slots, width)
         return pl.BlockSpec(block, lambda b, k, p, j, s: (s.layer[0], b, k, number(b, p, j, s), 0))
 

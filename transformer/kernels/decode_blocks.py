@@ -56,17 +56,6 @@ class Sizes:
         return self.batch * self.slots * (self.heads * slot + 4)
 
 
-def turned(sizes: Sizes, width: int) -> bool:
-    """True where features lie before slots, [.., H, S].
-
-    XLA lays out an array of [.., S, H] so, unasked, where that leaves less of its tiles unused: with 64 or 576
-    features. A kernel that wants it otherwise makes XLA copy the whole cache.
-    """
-    rows = SUBLANES // sizes.kept.itemsize
-    straight = _up(sizes.slots, rows) * _up(width, LANES)
-    return _up(width, rows) * _up(sizes.slots, LANES) < straight
-
-
 class Blocks(NamedTuple):
     """Key heads and slots of a block, and how many blocks of slots there are."""
 
@@ -89,9 +78,8 @@ def vmem_bytes(sizes: Sizes, heads: int, slots: int) -> int:
 
 
 def _slot_bytes(sizes: Sizes, dtype: jnp.dtype) -> int:
-    """Bytes of a slot's key and value of one head in VMEM, in `dtype`."""
-    tiles = ((width, SUBLANES // dtype.itemsize if turned(sizes, width) else LANES) for width in sizes.features)
-    return sum(_up(width, tile) for width, tile in tiles) * dtype.itemsize
+    """Bytes of a slot's key and value of one head in VMEM, in `dtype`: whole lanes."""
+    return sum(_up(width, LANES) for width in sizes.features) * dtype.itemsize
 
 
 def choose(sizes: Sizes, slots: int | None = None) -> Blocks | None:

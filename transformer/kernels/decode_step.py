@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int
 
-from transformer.kernels.decode_blocks import Blocks, Sizes, turned
+from transformer.kernels.decode_blocks import Blocks, Sizes
 from transformer.ops.attention.call import Call
 from transformer.ops.mask import sees
 
@@ -90,8 +90,7 @@ def _row_positions(rows: int, length: int, row: Int[Array, ""], s: Scalars) -> I
 def _add(call: Call, sizes: Sizes, blocks: Blocks, head: int, seen, rest, x: Arrays, state: State) -> None:
     """One block of one key head into the running softmax; `rest` slots are left in the cache from its first on."""
     q, keys = x.q[head], x.keys[head].astype(sizes.computed)
-    keys_turned, values_turned = turned(sizes, sizes.key), turned(sizes, sizes.features[-1])
-    scores = _dot(q, keys, 0 if keys_turned else 1) * call.scale
+    scores = _dot(q, keys, 1) * call.scale
     if x.key_scales is not None:
         scores *= x.key_scales[head : head + 1]
     if x.bias is not None:
@@ -105,17 +104,15 @@ def _add(call: Call, sizes: Sizes, blocks: Blocks, head: int, seen, rest, x: Arr
     state.top[head] = top
     state.total[head] = state.total[head] * fade + jnp.sum(weights, axis=-1, keepdims=True)
     if sizes.shares:
-        values = keys[: sizes.value] if keys_turned else keys[:, : sizes.value]
-        scales = x.key_scales
+        values, scales = keys[:, : sizes.value], x.key_scales
     else:
         values, scales = x.values[head].astype(sizes.computed), x.value_scales
     if scales is not None:  # where nothing is seen there may be no number
         weights = jnp.where(seen, weights * scales[head : head + 1], 0.0)
     if sizes.slots % blocks.slots:  # beyond the end there may be no number either, and 0 times that is none
-        axis = 1 if values_turned else 0
-        slot = jax.lax.broadcasted_iota(jnp.int32, (1, blocks.slots) if values_turned else (blocks.slots, 1), axis)
+        slot = jax.lax.broadcasted_iota(jnp.int32, (blocks.slots, 1), 0)
         values = jnp.where(slot < rest, values, jnp.zeros_like(values))
-    state.acc[head] = state.acc[head] * fade + _dot(weights.astype(values.dtype), values, 1 if values_turned else 0)
+    state.acc[head] = state.acc[head] * fade + _dot(weights.astype(values.dtype), values, 0)
 
 
 def _dot(a: Array, b: Array, axis: int) -> Array:
