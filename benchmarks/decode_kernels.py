@@ -1,10 +1,10 @@
 """Compiles the decode kernel for TPUs that aren't there, at published shapes, and counts what it reads.
 
-    python benchmarks/decode_kernels.py --chips v5e v5p              prints a line of JSON a shape and chip
-    python benchmarks/decode_kernels.py --write                      and makes docs/decode_kernels.md of them
+    python benchmarks/decode_kernels.py --steps > rows.jsonl         (--chips, --shapes: some of them)
 
-needs the libtpu of `jax[tpu]` (or TPU_LIBRARY_PATH=.../libtpu.so) and no TPU. Nothing runs. A cache is laid out as it is
-inside a loop of steps (features along lanes); a jitted function that takes one in may find it otherwise and turn it.
+needs the libtpu of `jax[tpu]` (or TPU_LIBRARY_PATH=.../libtpu.so) and no TPU. Nothing runs. A line of JSON a shape and
+chip; `--table rows.jsonl` makes of them the table in docs/decode_kernels.md. A cache is laid out as it is inside a loop
+of steps (features along lanes); a jitted function that takes one in may find it otherwise and turn it.
 """
 
 import argparse
@@ -36,7 +36,6 @@ from transformer.ops.attention import Call, Extra, Where
 from transformer.ops.cache import KVCache
 from transformer.spec import Mask
 
-DOC = Path(__file__).parent.parent / "docs" / "decode_kernels.md"
 LAYERS = 2  # stacked in the cache, of which one is read
 
 
@@ -71,14 +70,13 @@ class Shape:
     shares: int | None = None
     sinks: bool = False
     queries: int = 1
-    splits: int = 1
 
 
 SHAPES = {
     "Llama 3 8B": Shape(8, (32, 8), (128, 128), 8192),
     "Llama 3 8B, int8 cache": Shape(8, (32, 8), (128, 128), 8192, kept="int8"),
     "Llama 3 70B, 1 of 8 devices": Shape(32, (8, 1), (128, 128), 8192),
-    "Llama 3 8B, 4 queries, 2 splits": Shape(1, (32, 8), (128, 128), 32768, queries=4, splits=2),
+    "Llama 3 8B, 1 row, 4 queries": Shape(1, (32, 8), (128, 128), 32768, queries=4),
     "Gemma 3 27B, local": Shape(8, (32, 16), (128, 128), 1024, window=1024),
     "Gemma 3 27B, global": Shape(8, (32, 16), (128, 128), 32768),
     "gpt-oss 120B, full": Shape(8, (64, 8), (64, 64), 8192, sinks=True),
@@ -120,7 +118,7 @@ def compile_attention(shape: Shape, mesh: jax.sharding.Mesh) -> tuple[jax.stages
     call = Call(Mask(causal=True, window=shape.window), shape.dims[0] ** -0.5)
 
     def attend(*arguments):
-        return decode.attend(call, *arguments, shape.shares, splits=shape.splits)
+        return decode.attend(call, *arguments, shape.shares)
 
     with jax.set_mesh(mesh):
         compiled = jax.jit(attend).lower(q, cache, Where(*positions), extra).compile()
@@ -164,8 +162,8 @@ def measure_latent_step(chip: str, batch: int = 8, slots: int = 4096) -> dict:
     net = LatentAttention(spec, settings.Compute(dtype="bfloat16", decode_attention="kernel"), 1.0)
 
     def apply(params, x, positions, cache):
-        context = make_context((spec.rope,), positions)
-        return net.apply({"params": params}, x, context, cache)
+        y, cache = net.apply({"params": params}, x, make_context((spec.rope,), positions), cache)
+        return y, cache.view(None)
 
     def init():
         x, positions = jnp.zeros((batch, 1, model.d_model)), jnp.zeros((batch, 1), jnp.int32)
@@ -177,9 +175,7 @@ def measure_latent_step(chip: str, batch: int = 8, slots: int = 4096) -> dict:
     cache = abstract_cache(mesh, batch, 1, slots, (dims.key, dims.value), "bfloat16")
     places = dataclasses.replace(jax.tree.map(lambda a: a.format if a.size else a.sharding, cache), layer=None)
     with jax.set_mesh(mesh):
-        step = jax.jit(
-            lambda *a: (lambda y, c: (y, c.view(None)))(*apply(*a)), donate_argnums=3, out_shardings=(None, places)
-        )
+        step = jax.jit(apply, donate_argnums=3, out_shardings=(None, places))
         compiled = step.lower(params, x, positions, cache).compile()
     weights = sum(p.size * 2 for p in jax.tree.leaves(params))
     held = batch * slots * (dims.key * 2 + 4)
@@ -201,12 +197,27 @@ def main() -> None:
     parser.add_argument("--chips", nargs="+", choices=CHIPS, default=list(CHIPS))
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--steps", action="store_true", help="the whole layer's step, too")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print rows of FILE as a table instead")
     args = parser.parse_args()
+    if args.table:
+        print(table([json.loads(line) for line in args.table.read_text().splitlines()]))
+        return
     for chip in args.chips:
         for name in args.shapes:
             print(json.dumps(measure(name, chip)), flush=True)
         if args.steps:
             print(json.dumps(measure_latent_step(chip)), flush=True)
+
+
+def table(rows: list[dict]) -> str:
+    """Markdown, a table for each kind of row."""
+    lines = []
+    for kind in ("shape", "step"):
+        found = [row for row in rows if kind in row]
+        head = list(found[0]) if found else []
+        lines += ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"] if found else []
+        lines += ["| " + " | ".join(str(row[name]) for name in head) + " |" for row in found] + [""]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def attend(
     value_dim: int | None = None,
     *,
     slots: int | None = None,
-    splits: int = 1,
+    splits: int | None = None,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Float[Array, "B T N Hv"]:
     """Attention of few queries to the layer of a cache that is in view; forward only. dtype in = dtype out.
@@ -77,12 +77,15 @@ def attend(
       where: `k_positions` [B, S] are those of the cache's slots.
       value_dim: values are so many first features of the keys; None: the cache has values.
       slots: of a block, a multiple of 128 unless one block holds all; None: `decode_blocks.choose`.
-      splits: parts of the needed blocks that run side by side (on chips of two cores) and are merged exactly.
+      splits: parts of the needed blocks that run side by side and are merged exactly; None: two where rows and heads
+        give a chip of two cores nothing to share, else one.
       interpret: on other platforms than TPUs; parameters choose how closely.
     """
     batch, length, num_heads, _ = q.shape
     sizes = sizes_of(call, q, cache, value_dim)
     blocks = choose(sizes, slots)
+    if splits is None:
+        splits = 2 if batch * sizes.heads == blocks.heads and blocks.count > 1 else 1
     positions = padded_positions(where.k_positions, blocks)
     counts, numbers = needed(call.mask, where.q_positions, positions, blocks)
     steps = jnp.maximum(pl.cdiv(jnp.max(counts), splits), 1)
