@@ -74,6 +74,15 @@ def test_auto_is_xla_where_there_is_no_tpu():
     assert "pallas_call" in program("kernel")
 
 
+def test_many_queries_go_through_xla():
+    """A later chunk of a prompt reads the cache, too."""
+    q, cache, where, extra = arguments(2, WIDTH)
+    many = cached_attention.MOST_QUERIES + 1
+    q, where = jnp.tile(q[:, :1], (1, many, 1, 1)), dataclasses.replace(where, q_positions=jnp.full((ROWS, many), 9))
+    attend = partial(cached_attention.attend, "kernel", "reference", CALL)
+    assert "pallas_call" not in str(jax.make_jaxpr(attend)(q, cache, where, extra))
+
+
 def test_what_the_kernel_can_not_serve_is_refused_by_name_and_left_to_xla_by_auto():
     q, cache, where, extra = arguments(2, WIDTH)
     where = dataclasses.replace(where, q_segments=jnp.ones((ROWS, 2), int), k_segments=jnp.ones((ROWS, SLOTS), int))

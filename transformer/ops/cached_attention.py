@@ -40,8 +40,8 @@ def attend(
     """Attention to the layer of a cache that is in view; `attention.attend` of what it holds.
 
     Args:
-      how: "kernel" (in interpretation where there is no TPU), "xla", or "auto", which takes the kernel on a TPU for few
-        queries that it can serve, and logs its choice once.
+      how: what serves few queries: "kernel" (interpreted where there is no TPU), "xla", or "auto", which takes the kernel
+        on a TPU where it can serve them, and logs its choice once. More than `MOST_QUERIES` always go through XLA.
       body: of `attention.attend`, for "xla".
       where: `k_positions` [B, S] are those of the cache's slots.
       value_dim: values are so many first features of the keys; None: the cache has values.
@@ -50,10 +50,14 @@ def attend(
     Raises:
       ValueError: "kernel" can't serve the call; the message says why.
     """
-    reason = decode.refuse(call, q, cache, where, value_dim)
+    reason = None
+    if q.shape[1] > MOST_QUERIES:
+        how = "xla"
+    elif how != "xla":
+        reason = decode.refuse(call, q, cache, where, value_dim)
     if how == "auto":
-        how = "kernel" if platform() == "tpu" and q.shape[1] <= MOST_QUERIES and reason is None else "xla"
-        _log_choice(how, platform(), q.shape[1] <= MOST_QUERIES, reason)
+        how = "kernel" if platform() == "tpu" and reason is None else "xla"
+        _log_choice(how, platform(), reason)
     if how == "xla":
         return read_and_attend(body, call, q, cache, where, extra, value_dim)
     if reason:
@@ -85,8 +89,8 @@ def read_and_attend(
 
 
 @functools.cache
-def _log_choice(name: str, platform: str, few: bool, reason: str | None) -> None:
-    if platform == "tpu" and few:  # elsewhere there is nothing to choose
+def _log_choice(name: str, platform: str, reason: str | None) -> None:
+    if platform == "tpu":  # elsewhere there is nothing to choose
         log.info("decode_attention=auto: %s on %s%s", name, platform, f": {reason}" if reason else "")
 
 
