@@ -40,7 +40,7 @@ def attend(
     """Attention to the layer of a cache that is in view; `attention.attend` of what it holds.
 
     Args:
-      how: what serves few queries: "kernel" (interpreted where there is no TPU), "xla", or "auto", which takes the kernel
+      how: what serves few queries: "kernel" (interpreted if there is no TPU), "xla", or "auto", which takes the kernel
         on a TPU where it can serve them, and logs its choice once. More than `MOST_QUERIES` always go through XLA.
       body: of `attention.attend`, for "xla".
       where: `k_positions` [B, S] are those of the cache's slots.
