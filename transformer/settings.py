@@ -39,6 +39,7 @@ class Compute:
     dtype: DType = "float32"  # of activations and matmuls; parameters are float32
     attention: Literal["auto", "reference", "blockwise"] = "auto"
     attention_block: int = 128  # rows of a query or key block of `blockwise`
+    decode_attention: Literal["auto", "xla", "kernel"] = "auto"  # few queries over a cache; "auto": kernel on TPUs
     experts: Literal["auto", "dense", "grouped", "capacity"] = "auto"  # "capacity" drops what overflows, others nothing
     expert_capacity: float = 1.25  # slots of an expert in "capacity", times an even share of the assignments
     expert_exchange: Literal["auto", "all_to_all", "all_gather"] = "auto"  # how tokens reach other devices' experts

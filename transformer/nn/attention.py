@@ -11,7 +11,7 @@ from transformer import spec
 from transformer.nn.context import Context
 from transformer.nn.parameter import parameter
 from transformer.nn.projection import Norm, Projection, capture, capturing
-from transformer.ops import attention, relative_bias, rope
+from transformer.ops import attention, cached_attention, relative_bias, rope
 from transformer.ops.attention import Extra, Where, reference
 from transformer.ops.cache import KVCache, extend
 from transformer.settings import Compute
@@ -77,33 +77,39 @@ class Attention(nn.Module):
         q, k, v = (constrain(a, HEADS, self.compute.rules) for a in (q, k, v))
         capture(self, "k", k)
         capture(self, "v", v)
-        keys, values, key_positions, aligned = k, v, positions, True
+        kept = None
         if cache is not None and context.fresh:
             cache = cache.write(k, v, positions)
         elif cache is not None:
-            cache, (keys, values, key_positions) = extend(cache, s.mask, k, v, positions)
-            aligned = False
-        if s.mask.sinks and s.rope is not None:
-            q, keys = rope.rotate_in_cache(s.rope, s.mask, q, keys, positions, key_positions)
-        if isinstance(s.relative, spec.RelativeKeys):
-            q, keys = self._with_distances(q, keys, positions, key_positions, x.shape[-1])
-        return self._attend(q, keys, values, context.where(key_positions), context.bias, aligned), cache
+            cache, kept = extend(cache, s.mask, k, v, positions)
+        placed = bool(s.mask.sinks) and s.rope is not None
+        relative = isinstance(s.relative, spec.RelativeKeys)
+        if placed or relative:
+            k, v, k_positions = (k, v, positions) if kept is None else kept.read(k.dtype)
+            if placed:
+                q, k = rope.rotate_in_cache(s.rope, s.mask, q, k, positions, k_positions)
+            if relative:
+                q, k = self._with_distances(q, k, positions, k_positions, x.shape[-1])
+            kept = None if kept is None else KVCache.of(k, v, k_positions)
+        if kept is None:
+            return self._attend(q, k, v, context.where(positions), context.bias, aligned=True), cache
+        return self._attend_kept(q, kept, context.where(kept.held), context.bias), cache
 
     def _look_across(self, q, context: Context, cache: KVCache | None):
         """Attention over the memory's keys, which the cache keeps from the first call on."""
         memory = context.memory
-        if memory is not None:
-            k, v = (constrain(a, HEADS, self.compute.rules) for a in self._keys_and_values(memory.features))
-            capture(self, "k", k)
-            capture(self, "v", v)
-            k_positions, k_segments = memory.positions, memory.segments
-            cache = None if cache is None else cache.write(k, v, k_positions)
-        elif cache is not None:
-            k, v, k_positions = cache.read(q.dtype)
-            k_segments = None
-        else:
-            raise ValueError("cross-attention needs the text that the encoder read: give `source`, or a cache of it")
-        where = Where(context.positions, k_positions, context.segments, k_segments)
+        if memory is None:
+            if cache is None:
+                raise ValueError(
+                    "cross-attention needs the text that the encoder read: give `source`, or a cache of it"
+                )
+            where = Where(context.positions, cache.held, context.segments)
+            return self._attend_kept(q, cache, where, None), cache
+        k, v = (constrain(a, HEADS, self.compute.rules) for a in self._keys_and_values(memory.features))
+        capture(self, "k", k)
+        capture(self, "v", v)
+        cache = None if cache is None else cache.write(k, v, memory.positions)
+        where = Where(context.positions, memory.positions, context.segments, memory.segments)
         return self._attend(q, k, v, where, None, aligned=False), cache
 
     def _with_distances(
@@ -126,15 +132,26 @@ class Attention(nn.Module):
         return jnp.concatenate([q + content, further], axis=-1), jnp.concatenate([k, waves], axis=-1)
 
     def _attend(self, q, k, v, where: Where, table: Float[Array, "R N"] | None, aligned: bool):
-        s = self.spec
-        sinks = None
+        call, extra = self._terms(table, aligned)
+        self._capture(call, q, k, where, extra)
+        return attention.attend(self.compute.attention, call, q, k, v, where, extra)
+
+    def _attend_kept(self, q, kept: KVCache, where: Where, table: Float[Array, "R N"] | None):
+        call, extra = self._terms(table, aligned=False)
+        self._capture(call, q, kept.read(q.dtype)[0] if capturing(self) else None, where, extra)
+        how = self.compute.decode_attention, self.compute.attention
+        return cached_attention.attend(*how, call, q, kept, where, extra, rules=self.compute.rules)
+
+    def _terms(self, table: Float[Array, "R N"] | None, aligned: bool) -> tuple[attention.Call, Extra]:
+        s, sinks = self.spec, None
         if s.sinks:
             sinks = parameter(self, "sinks", nn.initializers.zeros_init(), (s.num_heads,), (ax.HEADS,))
         biased = isinstance(s.relative, spec.RelativeBias)
-        extra = Extra(sinks, table if biased else None)
         relative, block = s.relative if biased else None, self.compute.attention_block
         call = attention.Call(s.mask, s.scale, s.softcap, aligned, relative, block)
+        return call, Extra(sinks, table if biased else None)
+
+    def _capture(self, call: attention.Call, q, k, where: Where, extra: Extra) -> None:
         capture(self, "q", q)
         if capturing(self):
             capture(self, "probabilities", reference.probabilities(call, q, k, where, extra))
-        return attention.attend(self.compute.attention, call, q, k, v, where, extra)

@@ -11,8 +11,8 @@ from transformer import spec
 from transformer.nn.context import Context
 from transformer.nn.parameter import parameter
 from transformer.nn.projection import Norm, Projection, capture, capturing
-from transformer.ops import attention, rope
-from transformer.ops.attention import reference
+from transformer.ops import attention, cached_attention, rope
+from transformer.ops.attention import Where, reference
 from transformer.ops.cache import KVCache, extend
 from transformer.settings import Compute
 from transformer.sharding import constrain
@@ -50,11 +50,11 @@ class LatentAttention(nn.Module):
             if context.fresh:
                 cache = cache.write(kept, nothing, context.positions)
             else:
-                cache, (kept, _, positions) = extend(cache, s.mask, kept, nothing, context.positions)
+                cache, seen = extend(cache, s.mask, kept, nothing, context.positions)
         if cache is None or context.fresh:
             y = self._expanded(q_nope, q_rope, latent, k_rope, key_up, value_up, context)
         else:
-            y = self._absorbed(q_nope, q_rope, kept, positions, key_up, value_up, context)
+            y = self._absorbed(q_nope, q_rope, seen, key_up, value_up, context)
         y = constrain(y, HEADS, self.compute.rules)
         out = (s.num_heads, s.v_dim), (width,), (ax.HEADS, ax.HEAD_DIM, ax.EMBED)
         y = Projection(*out, bias=s.bias, gain=self.gain, name="out")(y)
@@ -84,17 +84,27 @@ class LatentAttention(nn.Module):
         q = jnp.concatenate([q_nope, q_rope], axis=-1)
         for name, value in (("q", q), ("k", k), ("v", v)):
             capture(self, name, value)
-        return self._attend(q, k, v, context.positions, context, aligned=True)
+        where, call = context.where(context.positions), self._call(aligned=True)
+        if capturing(self):
+            self._capture(call, q, k, where)
+        return attention.attend(self.compute.attention, call, q, k, v, where)
 
-    def _absorbed(self, q_nope, q_rope, kept, positions, key_up, value_up, context: Context):
+    def _absorbed(self, q_nope, q_rope, seen: KVCache, key_up, value_up, context: Context):
         """One key head for all queries: [latent | rotary key]; its latent part is the value, too."""
-        q_latent = jnp.einsum("btnh,rnh->btnr", q_nope, key_up.astype(q_nope.dtype))
-        latent, k_rope = jnp.split(kept, [self.spec.kv_rank], axis=-1)
-        q_rope, k_rope = self._place(q_rope, k_rope, positions, context)
-        kept = jnp.concatenate([latent, k_rope], axis=-1) if self.spec.mask.sinks else kept
-        q = jnp.concatenate([q_latent, q_rope], axis=-1)
-        # Values are the latent part of the keys, cut out afterwards: cut out before, it would be a copy of the cache.
-        y = self._attend(q, kept, kept, positions, context, aligned=False)[..., : self.spec.kv_rank]
+        q = jnp.einsum("btnh,rnh->btnr", q_nope, key_up.astype(q_nope.dtype))
+        if self.spec.mask.sinks:
+            kept, _, positions = seen.read(q.dtype)
+            latent, k_rope = jnp.split(kept, [self.spec.kv_rank], axis=-1)
+            q_rope, k_rope = self._place(q_rope, k_rope, positions, context)
+            kept = jnp.concatenate([latent, k_rope], axis=-1)
+            seen = KVCache.of(kept, kept[..., :0], positions)
+        q = jnp.concatenate([q, q_rope], axis=-1)
+        where, call = context.where(seen.held), self._call(aligned=False)
+        if capturing(self):
+            self._capture(call, q, seen.read(q.dtype)[0], where)
+        how = self.compute.decode_attention, self.compute.attention
+        options = dict(value_dim=self.spec.kv_rank, rules=self.compute.rules)
+        y = cached_attention.attend(*how, call, q, seen, where, **options)
         return jnp.einsum("btnr,rnh->btnh", y, value_up.astype(y.dtype))
 
     def _place(self, q_rope, k_rope, positions, context: Context):
@@ -102,9 +112,8 @@ class LatentAttention(nn.Module):
             return q_rope, k_rope
         return rope.rotate_in_cache(self.spec.rope, self.spec.mask, q_rope, k_rope, context.positions, positions)
 
-    def _attend(self, q, k, v, positions, context: Context, aligned: bool):
-        where = context.where(positions)
-        call = attention.Call(self.spec.mask, self.spec.scale, aligned=aligned, block=self.compute.attention_block)
-        if capturing(self):
-            capture(self, "probabilities", reference.probabilities(call, q, k, where))
-        return attention.attend(self.compute.attention, call, q, k, v, where)
+    def _call(self, aligned: bool) -> attention.Call:
+        return attention.Call(self.spec.mask, self.spec.scale, aligned=aligned, block=self.compute.attention_block)
+
+    def _capture(self, call: attention.Call, q, k, where: Where) -> None:
+        capture(self, "probabilities", reference.probabilities(call, q, k, where))

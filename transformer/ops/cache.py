@@ -46,6 +46,13 @@ class KVCache:
     layer: Int[Array, ""] | None = None
     sinks: int = field(metadata={"static": True}, default=0)
 
+    @classmethod
+    def of(
+        cls, keys: Float[Array, "B S K H"], values: Float[Array, "B S K Hv"], positions: Int[Array, "B S"]
+    ) -> "KVCache":
+        """A cache that holds just these tokens."""
+        return cls(jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2), positions)
+
     @property
     def capacity(self) -> int:
         """Number of slots S."""
@@ -56,6 +63,11 @@ class KVCache:
         """Slots that later tokens use in turn."""
         return self.capacity - self.sinks
 
+    @property
+    def held(self) -> Int[Array, "B S"]:
+        """Positions of the slots of the layer in view."""
+        return self._at(self.positions)
+
     def view(self, layer: Int[Array, ""] | None) -> "KVCache":
         """The same buffers addressed at one repeat. Writes stay in place: no layer is sliced out and put back."""
         return dataclasses.replace(self, layer=layer)
@@ -65,7 +77,7 @@ class KVCache:
         keys = _restore(self._at(self.keys), self._at(self.key_scales), dtype)
         values = _restore(self._at(self.values), self._at(self.value_scales), dtype)
         # Attention brings heads to the front again; the two transpositions cancel.
-        return jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2), self._at(self.positions)
+        return jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2), self.held
 
     def write(
         self, keys: Float[Array, "B T K H"], values: Float[Array, "B T K Hv"], positions: Int[Array, "B T"]
@@ -177,18 +189,18 @@ def overwrites(mask: spec.Mask, cache: KVCache, length: int) -> bool:
 
 def extend(
     cache: KVCache, mask: spec.Mask, keys: Array, values: Array, positions: Int[Array, "B T"]
-) -> tuple[KVCache, tuple[Array, Array, Array]]:
-    """Writes new tokens, and gives (keys, values, positions) of all that they may look at, themselves included.
+) -> tuple[KVCache, KVCache]:
+    """Writes new tokens; gives the written cache, and a cache of all that they may look at, themselves included.
 
-    Usually the cache is written first and then read. Where the new tokens would push out keys that the first of them
-    still sees, old and new are joined for this call. Results are in the dtype of `keys`.
+    Usually that is the written one. Where the new tokens would push out keys that the first of them still sees, old
+    and new are joined for this call, in the dtype of `keys`.
     """
     if not overwrites(mask, cache, positions.shape[1]):
         # Without the barrier XLA writes twice: once into the cache and once into a copy of it, to be read.
         cache = jax.lax.optimization_barrier(cache.write(keys, values, positions))
-        return cache, cache.read(keys.dtype)
+        return cache, cache
     old, new = cache.read(keys.dtype), (keys, values, positions)
-    return cache.write(*new), tuple(jnp.concatenate(pair, axis=1) for pair in zip(old, new, strict=True))
+    return cache.write(*new), KVCache.of(*(jnp.concatenate(pair, axis=1) for pair in zip(old, new, strict=True)))
 
 
 def quantize(x: Float[Array, "*B H"]) -> tuple[Int[Array, "*B H"], Float[Array, "*B"]]:

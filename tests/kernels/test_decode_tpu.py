@@ -1,0 +1,46 @@
+"""The decode kernel compiles for every generation of TPUs, reads the cache once and copies none of it; nothing runs."""
+
+import functools
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.decode_kernels import CHIPS, SHAPES
+
+ROOT = Path(__file__).parent.parent.parent
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason='needs libtpu: pip install "jax[tpu]"'),
+]
+# Queries, output and positions beside the cache: of 128 heads a tenth of it; of a window of 128 tokens, more than that.
+BESIDE, SMALL = 1.15, 4.0
+
+
+@functools.cache
+def rows(chip: str, *options: str) -> list[dict]:
+    """What the benchmark prints, from a process whose compiler leaves nothing out."""
+    env = {name: value for name, value in os.environ.items() if name != "JAX_DISABLE_MOST_OPTIMIZATIONS"}
+    command = [sys.executable, "benchmarks/decode_kernels.py", "--chips", chip, *options]
+    done = subprocess.run(command, cwd=ROOT, env=env | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_compiles_and_reads_the_cache_once(chip):
+    found = rows(chip)
+    assert [row["shape"] for row in found] == list(SHAPES)
+    for row in found:
+        assert row["copies"] == 0, row
+        assert row["accessed_MB"] <= max(BESIDE * row["cache_MB"], SMALL), row
+
+
+def test_a_step_over_a_latent_cache_reads_cache_and_weights():
+    (row,) = rows("v5p", "--shapes", "--steps")
+    assert row["copies"] == 0, row
+    assert abs(row["ratio"] - 1) <= 0.05, row
