@@ -141,7 +141,7 @@ def test_an_interrupted_answer_stands_as_far_as_it_went(published, capsys, monke
 def test_explain_reads_both(published, workdir, capsys):
     told = [run(capsys, explain.main, *flags, "--json") for flags in (["--hf", published], ["--workdir", workdir])]
     first, second = ({**json.loads(out), "config": None} for _, out, _ in told)
-    assert first == second and first["num_layers"] == 3
+    assert first == second and first["num_layers"] == {"decoder": 3}
     status, _, err = run(capsys, explain.main, "--hf", published.parent)
     assert status == 2 and err.startswith("error: ") and err.count("\n") == 1
 
