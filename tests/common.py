@@ -43,12 +43,18 @@ def model(family: str, **compute: Any) -> Transformer:
 
 @functools.cache
 def params(family: str) -> Any:
-    """Random parameters of the tiny model: no bias, sink or norm scale is left at zero or one."""
+    """Random parameters of the tiny model: no bias, sink or norm scale is left at zero or one.
+
+    Queries that are multiplied by nothing are as small as that asks for, lest each look at one key alone.
+    """
     rng, built = np.random.default_rng(0), tiny_spec(family)
     one = 1 - built.trunk.layers[0].norm.offset
+    unscaled = built.trunk.layers[0].mixer.scale == 1
 
     def draw(path, leaf):
         noise = rng.standard_normal(leaf.shape).astype(np.float32)
+        if unscaled and any(entry.key == "query" for entry in path):
+            noise = noise / np.sqrt(leaf.shape[-1])
         return one + 0.1 * noise if path[-1].key == "scale" else noise / np.sqrt(built.d_model)
 
     return jax.tree.map_with_path(draw, nn.meta.unbox(initial.abstract_params(model(family))))
