@@ -128,7 +128,7 @@ class Attention(nn.Module):
         biased = isinstance(s.relative, spec.RelativeBias)
         extra = Extra(sinks, table if biased else None)
         relative, block = s.relative if biased else None, self.compute.attention_block
-        call = attention.Call(s.mask, s.scale, s.softcap, aligned, relative, block)
+        call = attention.Call(s.mask, s.scale, s.softcap, aligned, relative, block, self.compute.rules)
         capture(self, "q", q)
         if capturing(self):
             capture(self, "probabilities", reference.probabilities(call, q, k, where, extra))

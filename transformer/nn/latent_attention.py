@@ -104,7 +104,10 @@ class LatentAttention(nn.Module):
 
     def _attend(self, q, k, v, positions, context: Context, aligned: bool):
         where = context.where(positions)
-        call = attention.Call(self.spec.mask, self.spec.scale, aligned=aligned, block=self.compute.attention_block)
+        compute = self.compute
+        call = attention.Call(
+            self.spec.mask, self.spec.scale, aligned=aligned, block=compute.attention_block, rules=compute.rules
+        )
         if capturing(self):
             capture(self, "probabilities", reference.probabilities(call, q, k, where))
         return attention.attend(self.compute.attention, call, q, k, v, where)
