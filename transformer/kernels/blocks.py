@@ -5,7 +5,7 @@ Nothing here was timed on a TPU. `vmem_bytes` is held against the compiler (`ben
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +14,12 @@ from transformer.spec import Mask
 
 MiB = 2**20
 SIZES = (128, 256, 512, 1024)
-# What a step of a grid costs beside its work, and the part of the peak that products reach: assumptions.
-STEP_SECONDS, MXU_PART = 0.35e-6, 0.7
+MOST_PAIRS = 512 * 1024  # of a block: scores of more don't pay for their room
+MOST_HEADS = 16
+LEAST = 14 * MiB  # allowed to any kernel, so that small ones need no exact sum
+# Assumptions: what a step of a grid costs beside its work, the part of the peak that products reach, and by what factor
+# times have to differ to count.
+STEP_SECONDS, MXU_PART, SLACK = 0.35e-6, 0.7, 1.2
 
 
 @dataclass(frozen=True)
@@ -52,14 +56,15 @@ class Shape:
 
 
 class Blocks(NamedTuple):
-    """Rows of a query block and of a key block, and the bytes of VMEM that the compiler may use."""
+    """Rows of a query block and of a key block, heads of a group that share a load, and bytes of VMEM to be allowed."""
 
     q: int
     k: int
+    heads: int
     vmem: int
 
 
-def vmem_limit(kind: str) -> int:
+def vmem_room(kind: str) -> int:
     """Bytes of a chip's VMEM that a kernel may use: what is left is the compiler's own."""
     return CHIPS.get(kind, UNKNOWN).vmem * 7 // 8
 
@@ -70,30 +75,36 @@ def choose(kind: str, shape: Shape, mask: Mask, backward: bool, block: int | Non
     Raises:
       ValueError: blocks of that many rows don't fit the chip's VMEM.
     """
-    limit = vmem_limit(kind)
-    if block is not None:
-        needed = vmem_bytes(shape, block, block, backward)
-        if needed > limit and kind in CHIPS:
-            raise ValueError(
-                f"compute.attention_block={block}: needs {needed / MiB:.1f} MiB of VMEM, and {kind} has "
-                f"{limit / MiB:.1f} for a kernel; use a smaller multiple of 128, or None"
-            )
-        return Blocks(block, block, limit)
-    return Blocks(*_best(kind, shape, mask, backward), limit)
+    room = vmem_room(kind)
+    q, k, heads = _best(kind, shape, mask, backward, block)
+    needed = vmem_bytes(replace(shape, group=heads), q, k, backward)
+    if needed > room and kind in CHIPS:
+        raise ValueError(
+            f"compute.attention_block={block}: needs {needed / MiB:.1f} MiB of VMEM, and {kind} has "
+            f"{room / MiB:.1f} for a kernel; use a smaller multiple of 128, or None"
+        )
+    # What a kernel may use and doesn't is lost to what the compiler keeps in VMEM around it.
+    return Blocks(q, k, heads, min(max(needed, LEAST), room))
 
 
 @functools.cache
-def _best(kind: str, shape: Shape, mask: Mask, backward: bool) -> tuple[int, int]:
-    chip, limit = CHIPS.get(kind, UNKNOWN), vmem_limit(kind)
-    pairs = [(q, k) for q in SIZES for k in SIZES if q * k <= 512 * 1024]
-    fitting = [pair for pair in pairs if vmem_bytes(shape, *pair, backward) <= limit] or pairs[:1]
-    return min(fitting, key=lambda pair: (seconds(chip, shape, mask, *pair), pair))
+def _best(kind: str, shape: Shape, mask: Mask, backward: bool, block: int | None) -> tuple[int, int, int]:
+    """About the quickest sizes that fit, or the least where none do."""
+    chip, room = CHIPS.get(kind, UNKNOWN), vmem_room(kind)
+    sizes = [(q, k) for q in SIZES for k in SIZES if q * k <= MOST_PAIRS] if block is None else [(block, block)]
+    heads = [n for n in range(1, min(shape.group, MOST_HEADS) + 1) if shape.group % n == 0]
+    choices = [(*size, n) for n in heads for size in sizes]
+    fitting = [c for c in choices if vmem_bytes(replace(shape, group=c[2]), *c[:2], backward) <= room]
+    times = {c: seconds(chip, shape, mask, *c) for c in fitting or choices[:1]}
+    # Of times that the model can't tell apart, the one with the least work.
+    near = [c for c, time in times.items() if time <= SLACK * min(times.values())]
+    return min(near, key=lambda c: (visited(mask, shape.q_length, shape.k_length, *c[:2]) * c[0] * c[1], times[c]))
 
 
-def seconds(chip: Chip, shape: Shape, mask: Mask, q_block: int, k_block: int) -> float:
+def seconds(chip: Chip, shape: Shape, mask: Mask, q_block: int, k_block: int, heads: int) -> float:
     """A kernel's time for one row and one key head, as far as sizes change it."""
-    visits = visited(mask, shape.q_length, shape.k_length, q_block, k_block)
-    flops = 2 * shape.group * q_block * k_block * (shape.dim + shape.v_dim)
+    visits = visited(mask, shape.q_length, shape.k_length, q_block, k_block) * (shape.group // heads)
+    flops = 2 * heads * q_block * k_block * (shape.dim + shape.v_dim)
     loaded = k_block * (shape.dim + shape.v_dim) * shape.itemsize
     rate = chip.flops * MXU_PART / (1 if shape.itemsize == 2 else 3)
     return visits * (STEP_SECONDS + max(flops / rate, loaded / chip.bandwidth))

@@ -106,8 +106,8 @@ def forward(
     x: Splash,
     walk: Visits,
     q: Float[Array, "B K G T H"],
-    k: Float[Array, "B K S H"],
-    v: Float[Array, "B K S Hv"],
+    k: Float[Array, "B k S H"],
+    v: Float[Array, "B k S Hv"],
     q_rows: Int[Array, "B F 1 T"],
     k_rows: Int[Array, "B F 1 S"],
     sinks: Float[Array, " N"] | None,
@@ -115,11 +115,12 @@ def forward(
 ) -> tuple[Float[Array, "B K G T Hv"], Float[Array, "B K G 1 T"]]:
     """Attention and the log of each query's softmax denominator, 0 where it sees nothing.
 
-    T and S are multiples of the blocks. `walk` is query-major. On TPUs blocks are multiples of 128.
+    T and S are multiples of the blocks. `walk` is query-major. On TPUs blocks are multiples of 128. Where q has more
+    key heads than k and v, a group too large for VMEM was cut into several, which read the same key head.
     """
     batch, kv_heads, group, length, dim = q.shape
     v_dim = v.shape[-1]
-    at = Places(x, walk, query_major=True)
+    at = Places(x, walk, kv_heads // k.shape[1], query_major=True)
     accumulators = [(group, x.q_block, width) for width in (v_dim, LANES, LANES)]
     call = pl.pallas_call(
         functools.partial(_kernel, x, at),
@@ -190,6 +191,7 @@ class Places:
 
     x: Splash
     walk: Visits
+    groups: int  # that read the same key head
     query_major: bool
 
     def step(self, b: Array, n: Array) -> Array:
@@ -207,10 +209,10 @@ class Places:
         place = (lambda i: (0, i)) if rows else (lambda i: (i, 0))
         return pl.BlockSpec((None, None, group, height, width), lambda b, h, n, c: (b, h, 0, *place(index(b, n, c))))
 
-    def k(self, width: int) -> pl.BlockSpec:
-        """A block of [B, K, S, width]."""
+    def k(self, width: int, groups: int = 1) -> pl.BlockSpec:
+        """A block of [B, K, S, width], one for so many groups."""
         index = self._index(queries=False)
-        return pl.BlockSpec((None, None, self.x.k_block, width), lambda b, h, n, c: (b, h, index(b, n, c), 0))
+        return pl.BlockSpec((None, None, self.x.k_block, width), lambda b, h, n, c: (b, h // groups, index(b, n, c), 0))
 
     def rows(self, fields: int, queries: bool) -> pl.BlockSpec:
         """A block of [B, F, 1, T] or [B, F, 1, S]."""
@@ -220,7 +222,8 @@ class Places:
     def blocks(self, group: int, dim: int, v_dim: int, fields: int) -> list[pl.BlockSpec]:
         """Of q, k, v and the rows of both sides."""
         sides = self.rows(fields, queries=True), self.rows(fields, queries=False)
-        return [self.q(group, self.x.q_block, dim), self.k(dim), self.k(v_dim), *sides]
+        keys = self.k(dim, self.groups), self.k(v_dim, self.groups)
+        return [self.q(group, self.x.q_block, dim), *keys, *sides]
 
 
 def scalars(x: Array | None) -> pl.BlockSpec | None:

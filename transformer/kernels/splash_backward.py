@@ -32,8 +32,8 @@ def queries(
     x: Splash,
     walk: Visits,
     q: Float[Array, "B K G T H"],
-    k: Float[Array, "B K S H"],
-    v: Float[Array, "B K S Hv"],
+    k: Float[Array, "B k S H"],
+    v: Float[Array, "B k S Hv"],
     q_rows: Int[Array, "B F 1 T"],
     k_rows: Int[Array, "B F 1 S"],
     table: Float[Array, "N R"] | None,
@@ -48,7 +48,7 @@ def queries(
       delta: the sum of out · d_out over each query's features.
     """
     batch, kv_heads, group, _, dim = q.shape
-    v_dim, at = v.shape[-1], Places(x, walk, query_major=True)
+    v_dim, at = v.shape[-1], Places(x, walk, kv_heads // k.shape[1], query_major=True)
     row = at.q(group, 1, x.q_block, rows=True)
     out_specs, out_shape = [at.q(group, x.q_block, dim)], [jax.ShapeDtypeStruct(q.shape, q.dtype)]
     if table is not None:
@@ -118,8 +118,8 @@ def keys_and_values(
     x: Splash,
     walk: Visits,
     q: Float[Array, "B K G T H"],
-    k: Float[Array, "B K S H"],
-    v: Float[Array, "B K S Hv"],
+    k: Float[Array, "B k S H"],
+    v: Float[Array, "B k S Hv"],
     q_rows: Int[Array, "B F 1 T"],
     k_rows: Int[Array, "B F 1 S"],
     table: Float[Array, "N R"] | None,
@@ -127,9 +127,13 @@ def keys_and_values(
     log_total: Float[Array, "B K G 1 T"],
     delta: Float[Array, "B K G 1 T"],
 ) -> tuple[Float[Array, "B K S H"], Float[Array, "B K S Hv"]]:
-    """Gradients of the keys and the values; arguments as of `queries`, but `walk` is key-major."""
+    """Gradients of the keys and the values; arguments as of `queries`, but `walk` is key-major.
+
+    Where several groups read a key head, each has its own part of them, in float32.
+    """
     batch, kv_heads, group, _, dim = q.shape
-    v_dim, at = v.shape[-1], Places(x, walk, query_major=False)
+    v_dim, at = v.shape[-1], Places(x, walk, kv_heads // k.shape[1], query_major=False)
+    parts = jnp.float32 if at.groups > 1 else None
     row = at.q(group, 1, x.q_block, rows=True)
     call = pl.pallas_call(
         functools.partial(_of_keys, x, at),
@@ -142,7 +146,7 @@ def keys_and_values(
             out_specs=[at.k(dim), at.k(v_dim)],
             scratch_shapes=[pltpu.VMEM((x.k_block, width), jnp.float32) for width in (dim, v_dim)],
         ),
-        out_shape=[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (k, v)],
+        out_shape=[jax.ShapeDtypeStruct((batch, kv_heads, *a.shape[2:]), parts or a.dtype) for a in (k, v)],
         cost_estimate=splash.cost(x, walk, q, k, v, products=(2, 2)),
         name="splash_d_keys_values",
         **splash.compiled_for(x),

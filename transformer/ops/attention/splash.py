@@ -126,15 +126,15 @@ def _forward(call: Call, q: Array, k: Array, v: Array, where: Where, extra: Extr
 def _gradients(call: Call, q, k, v, where: Where, extra: Extra, d_out, log_total, delta):
     """Of q, k and v, and of the table of biases in each row of the batch [B, N, R]."""
     plan = _Plan.of(call, q, k, v, where, backward=True)
-    block, kv_heads = plan.kernel.q_block, k.shape[2]
-    totals = (_as_rows(x, kv_heads, block) for x in (log_total, delta))
+    block = plan.kernel.q_block
+    totals = (_as_rows(x, plan.groups, block) for x in (log_total, delta))
     rows = plan.q_rows, plan.k_rows
-    inputs = *plan.features(q, k, v), *rows, _table(extra), _by_group(d_out, kv_heads, block), *totals
+    inputs = *plan.features(q, k, v), *rows, _table(extra), _by_group(d_out, plan.groups, block), *totals
     dq, d_table = splash_backward.queries(plan.kernel, plan.walk(), *inputs)
     dk, dv = splash_backward.keys_and_values(plan.kernel, plan.walk(key_major=True), *inputs)
     if d_table is not None:
         d_table = jnp.sum(d_table, axis=(-2, -1)).reshape(q.shape[0], q.shape[2], -1)
-    dk, dv = (_joined(x[:, :, None], k.shape[1]) for x in (dk, dv))
+    dk, dv = (_summed(d, like) for d, like in ((dk, k), (dv, v)))
     return _joined(dq, q.shape[1]), dk, dv, d_table
 
 
@@ -142,6 +142,7 @@ class _Plan(NamedTuple):
     """What a pass needs besides the features: the kernel, the fields of both sides' rows, and the pairs to visit."""
 
     kernel: splash.Splash
+    groups: int  # of query heads; more than key heads where VMEM would not hold all that share one
     q_rows: Int[Array, "B F 1 T"]
     k_rows: Int[Array, "B F 1 S"]
     shown: Bool[np.ndarray, "q_blocks k_blocks"]
@@ -170,11 +171,12 @@ class _Plan(NamedTuple):
         ]
         terms = call.mask, call.scale, call.softcap, call.relative, tuple(sides)
         kernel = splash.Splash(*terms, *sizes, best.vmem, interpret=platform() != "tpu")
-        return _Plan(kernel, *(field[:, :, None] for field in fields), shown, bounded)
+        groups = q.shape[2] // best.heads
+        return _Plan(kernel, groups, *(field[:, :, None] for field in fields), shown, bounded)
 
     def features(self, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
         k_block = self.kernel.k_block
-        return _by_group(q, k.shape[2], self.kernel.q_block), _by_head(k, k_block), _by_head(v, k_block)
+        return _by_group(q, self.groups, self.kernel.q_block), _by_head(k, k_block), _by_head(v, k_block)
 
     def walk(self, key_major: bool = False) -> Visits:
         if not key_major:
@@ -182,24 +184,31 @@ class _Plan(NamedTuple):
         return visits(self.shown.T, None if self.bounded is None else jnp.swapaxes(self.bounded, 1, 2))
 
 
-def _by_group(x: Float[Array, "B T N H"], kv_heads: int, block: int) -> Float[Array, "B K G T H"]:
+def _by_group(x: Float[Array, "B T N H"], groups: int, block: int) -> Float[Array, "B K G T H"]:
     """Heads before rows, of which blocks are whole."""
     x = pad(x, block)
-    return jnp.transpose(x.reshape(*x.shape[:2], kv_heads, -1, x.shape[-1]), (0, 2, 3, 1, 4))
+    return jnp.transpose(x.reshape(*x.shape[:2], groups, -1, x.shape[-1]), (0, 2, 3, 1, 4))
 
 
 def _by_head(x: Float[Array, "B S K H"], block: int) -> Float[Array, "B K S H"]:
     return jnp.swapaxes(pad(x, block), 1, 2)
 
 
-def _as_rows(x: Float[Array, "B N T"], kv_heads: int, block: int) -> Float[Array, "B K G 1 T"]:
+def _as_rows(x: Float[Array, "B N T"], groups: int, block: int) -> Float[Array, "B K G 1 T"]:
     x = jnp.pad(x, [(0, 0), (0, 0), (0, -x.shape[2] % block)])
-    return x.reshape(x.shape[0], kv_heads, -1, 1, x.shape[2])
+    return x.reshape(x.shape[0], groups, -1, 1, x.shape[2])
 
 
 def _joined(x: Float[Array, "B K G T H"], length: int) -> Float[Array, "B T N H"]:
     x = jnp.transpose(x[:, :, :, :length], (0, 3, 1, 2, 4))
     return x.reshape(*x.shape[:2], -1, x.shape[-1])
+
+
+def _summed(d: Float[Array, "B K S H"], like: Float[Array, "B S k H"]) -> Float[Array, "B S k H"]:
+    """The gradient of keys or values from the parts of the groups that read them."""
+    d = d.reshape(d.shape[0], like.shape[2], -1, *d.shape[2:])
+    d = d[:, :, 0] if d.shape[2] == 1 else jnp.sum(d, axis=2)
+    return jnp.swapaxes(d[:, :, : like.shape[1]], 1, 2).astype(like.dtype)
 
 
 def _table(extra: Extra) -> Float[Array, "N R"] | None:
