@@ -1,4 +1,4 @@
-"""What `blockwise` promises beyond the formula: linear memory, one small loop, and no block read in vain."""
+"""What bodies in blocks promise beyond the formula: linear memory, one small loop, and no block read in vain."""
 
 import itertools
 import re
@@ -8,16 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer.ops.attention import Call, Where, blocks, blockwise
+from transformer.ops.attention import Call, Where, blocks, blockwise, splash
 from transformer.ops.mask import visible
 from transformer.spec import Mask
 
 CAUSAL, WINDOW, BAND = Mask(causal=True), Mask(causal=True, window=5), Mask(causal=False, window=4)
 
 
-def run(call, q, k, v, where):
+def run(call, q, k, v, where, attend=blockwise.attend):
     """The output and the gradients of q, k and v."""
-    out, pull = jax.vjp(lambda q, k, v: blockwise.attend(call, q, k, v, where), q, k, v)
+    out, pull = jax.vjp(lambda q, k, v: attend(call, q, k, v, where), q, k, v)
     return out, *pull(jnp.ones_like(out))
 
 
@@ -83,8 +83,14 @@ UNREAD = {
 }
 
 
-@pytest.mark.parametrize("why", UNREAD)
-def test_blocks_that_bounds_rule_out_are_not_read(why):
+def walks():
+    for why in UNREAD:
+        yield why, blockwise.attend
+        yield pytest.param(why, splash.attend, marks=[] if why == "segment" else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize(("why", "attend"), walks())
+def test_blocks_that_bounds_rule_out_are_not_read(why, attend):
     mask, aligned, positions, segments, queries, unread = UNREAD[why]
     positions, segments = (jnp.asarray(x[None], jnp.int32) for x in (positions, segments))
     asking = jnp.full_like(positions, -1).at[:, queries].set(positions[:, queries])
@@ -93,7 +99,7 @@ def test_blocks_that_bounds_rule_out_are_not_read(why):
     # A block that is read spreads its NaN, as 0 · NaN is NaN.
     k[:, unread] = v[:, unread] = np.nan
     call = Call(mask=mask, scale=0.4, aligned=aligned, block=7)
-    out, dq, dk, dv = jax.jit(run, static_argnums=0)(call, q, k, v, where)
+    out, dq, dk, dv = jax.jit(run, static_argnums=(0, 5))(call, q, k, v, where, attend)
     assert all(np.all(np.isfinite(x)) for x in (out, dq, dk, dv))
     assert np.all(dk[:, unread] == 0) and np.all(dv[:, unread] == 0) and np.any(dk != 0)
 
