@@ -37,8 +37,8 @@ class Compute:
     """How the model's arithmetic runs; changes speed, memory and rounding, never what is computed."""
 
     dtype: DType = "float32"  # of activations and matmuls; parameters are float32
-    attention: Literal["auto", "reference", "blockwise"] = "auto"
-    attention_block: int = 128  # rows of a query or key block of `blockwise`
+    attention: Literal["auto", "reference", "blockwise", "splash"] = "auto"
+    attention_block: int | None = None  # rows of a query or key block of `blockwise` and `splash`; None: their choice
     decode_attention: Literal["auto", "xla", "kernel"] = "auto"  # few queries over a cache; "auto": kernel on TPUs
     experts: Literal["auto", "dense", "grouped", "capacity"] = "auto"  # "capacity" drops what overflows, others nothing
     expert_capacity: float = 1.25  # slots of an expert in "capacity", times an even share of the assignments
@@ -51,7 +51,8 @@ class Compute:
 
     def __post_init__(self):
         block = self.attention_block
-        check(block >= 16 and block % 8 == 0, "compute.attention_block", block, "use a multiple of 8, at least 16")
+        fits = block is None or (block >= 16 and block % 8 == 0)
+        check(fits, "compute.attention_block", block, "use a multiple of 8, at least 16, or None")
         for name in ("expert_capacity", "expert_buffer"):
             value = getattr(self, name)
             check(0 < value < math.inf, f"compute.{name}", value, "use a positive factor, such as 1.25")

@@ -125,9 +125,19 @@ def ways(name: str, rules: str = "default") -> int:
 
 def platform() -> str:
     """Platform of the devices that the mesh in force spans, else of JAX's default ones."""
-    mesh = jax.sharding.get_abstract_mesh()
-    device = None if mesh.empty else mesh.abstract_device
+    device = _device_in_force()
     return jax.default_backend() if device is None else device.platform
+
+
+def device_kind() -> str:
+    """What `jax.Device.device_kind` is of the devices that the mesh in force spans, else of JAX's default ones."""
+    device = _device_in_force()
+    return jax.devices()[0].device_kind if device is None else device.device_kind
+
+
+def _device_in_force():
+    mesh = jax.sharding.get_abstract_mesh()
+    return None if mesh.empty else mesh.abstract_device
 
 
 def batch_sharding(mesh: jax.sharding.Mesh, rules: str = "default") -> NamedSharding:

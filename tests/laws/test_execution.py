@@ -1,5 +1,6 @@
 """Laws of execution: how a model runs changes neither a loss nor a gradient."""
 
+import itertools
 from functools import partial
 
 import jax
@@ -12,6 +13,8 @@ from transformer.nn import initial
 from transformer.ops import attention
 
 OTHER_BODIES = [body for body in attention.BODIES if body != "reference"]
+# Kernels for other machines are interpreted, which is slow: of those families that are widest apart, by default.
+INTERPRETED, QUICK = {"splash"}, {"deepseek_v3", "gemma2", "gpt_oss", "t5"}
 WAYS = {
     "unrolled": dict(unroll=8),
     "remat dots, small chunks": dict(remat="dots", loss_chunk=128),
@@ -32,8 +35,13 @@ def test_bodies_of_experts_change_no_loss_and_no_gradient(family, way):
     common.assert_same(common.packed_result(family, **EXPERTS[way]), common.packed_result(family))
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("family", common.FAMILIES)
+def ways_of_families():
+    for family, way in itertools.product(common.FAMILIES, WAYS):
+        slow = way in INTERPRETED and family not in QUICK
+        yield pytest.param(family, way, marks=[pytest.mark.slow] if slow else [])
+
+
+@pytest.mark.parametrize(("family", "way"), ways_of_families())
 def test_execution_changes_no_loss_and_no_gradient(family, way):
     common.assert_same(common.packed_result(family, **WAYS[way]), common.packed_result(family))
 

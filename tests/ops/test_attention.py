@@ -9,17 +9,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer.ops.attention import BODIES, REFUSALS, Call, Extra, Where, attend
+from transformer.settings import Mesh
+from transformer.sharding import make_mesh
 from transformer.spec import Mask, RelativeBias
 
-BODY = pytest.mark.parametrize("body", BODIES)
+# Kernels for other machines are interpreted: what they share with the quick ones is tested on fewer cases by default.
+INTERPRETED = {"splash"}
 MASKS = {
     "full": Mask(causal=False),
     "band": Mask(causal=False, window=4),
     "causal": Mask(causal=True),
     "window": Mask(causal=True, window=5),
+    "streaming": Mask(causal=True, window=4, sinks=2),
 }
 ONE_WAY = RelativeBias(num_buckets=6, max_distance=12, bidirectional=False)
 BOTH_WAYS = RelativeBias(num_buckets=8, max_distance=12, bidirectional=True)
@@ -42,6 +46,16 @@ CASES += [
     ("window", "decode", "gqa-softcap-sinks-bias", 8),
     *(("window", "plain", "mha", block) for block in (1, 5, 64)),
 ]
+# Of interpreted bodies: each mask, each layout and each kind of heads once.
+QUICK = {("full", "prefix"), ("band", "ring"), ("causal", "packed"), ("window", "left-padded"), ("streaming", "plain")}
+
+
+def with_bodies(cases, quick):
+    """Every case for every body; those of interpreted bodies that aren't `quick` are slow."""
+    for body in BODIES:
+        for case in cases:
+            marks = [pytest.mark.slow] if body in INTERPRETED and not quick(*case) else []
+            yield pytest.param(body, *case, marks=marks)
 
 
 def formula(call, q, k, v, where, extra, d_out):
@@ -111,7 +125,8 @@ def dense_mask(mask, where):
     later = ahead > 0
     if where.q_orders is not None:
         later = np.asarray(where.k_orders)[:, None, :] > np.asarray(where.q_orders)[:, :, None]
-    seen = (q >= 0) & (k >= 0) & (abs(ahead) <= reach) & ~(mask.causal & later)
+    near = (abs(ahead) <= reach) | (k < mask.sinks)
+    seen = (q >= 0) & (k >= 0) & near & ~(mask.causal & later)
     if where.q_segments is not None:
         seen &= np.asarray(where.q_segments)[:, :, None] == np.asarray(where.k_segments)[:, None, :]
     return seen
@@ -209,8 +224,11 @@ def test_formula_has_the_gradients_of_its_output(heads):
         np.testing.assert_allclose((up - down) / 2, (grad * step).sum(), rtol=1e-6)
 
 
-@BODY
-@pytest.mark.parametrize(("mask", "layout", "heads", "block"), CASES)
+def is_quick(mask, layout, heads, block):
+    return (mask, layout) in QUICK and block == 8
+
+
+@pytest.mark.parametrize(("body", "mask", "layout", "heads", "block"), with_bodies(CASES, is_quick))
 def test_formula(body, mask, layout, heads, block):
     where, aligned = layout_of(layout)
     call = call_of(mask, heads, aligned, block)
@@ -218,8 +236,10 @@ def test_formula(body, mask, layout, heads, block):
     check(body, call, where, *draw(heads, where), forward=5e-7, backward=1e-6)
 
 
-@BODY
-@pytest.mark.parametrize(("layout", "heads"), [("plain", "gqa-softcap-sinks-bias"), ("ring", "mha")])
+ROUNDED = [("plain", "gqa-softcap-sinks-bias"), ("ring", "mha")]
+
+
+@pytest.mark.parametrize(("body", "layout", "heads"), with_bodies(ROUNDED, lambda layout, heads: heads == "mha"))
 def test_formula_in_bfloat16(body, layout, heads):
     where, aligned = layout_of(layout)
     call = call_of("window", heads, aligned)
@@ -238,8 +258,10 @@ def anywhere(queries, keys):
     return st.builds(Where, *(draw(length) for draw in (positions, segments, positions) for length in (queries, keys)))
 
 
-@BODY
-@pytest.mark.parametrize(("mask", "block"), [("band", 1), ("window", 1), ("window", 4)])
+ANYWHERE = [("band", 1), ("window", 1), ("window", 4), ("streaming", 3)]
+
+
+@pytest.mark.parametrize(("body", "mask", "block"), with_bodies(ANYWHERE, lambda mask, block: block == 3))
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(where=anywhere(10, 19), seed=st.integers(0, 9))
 def test_formula_at_any_positions(body, mask, block, where, seed):
@@ -249,8 +271,9 @@ def test_formula_at_any_positions(body, mask, block, where, seed):
     check(body, call, where, *draw("mqa-sinks", where, seed=seed), forward=1e-6, backward=2e-6)
 
 
-@BODY
-@pytest.mark.parametrize("heads", ["gqa-softcap", "mqa-sinks"])
+@pytest.mark.parametrize(
+    ("body", "heads"), with_bodies([("gqa-softcap",), ("mqa-sinks",)], lambda heads: heads == "gqa-softcap")
+)
 def test_rows_that_see_nothing_are_zero(body, heads):
     where, _ = layout_of("ring")
     where = dataclasses.replace(where, q_positions=where.q_positions.at[0, 2].set(-1).at[1].set(-1))
@@ -262,8 +285,7 @@ def test_rows_that_see_nothing_are_zero(body, heads):
     assert np.all(out[0, 3] != 0) and all(np.all(np.isfinite(grad)) for grad in jax.tree.leaves(grads))
 
 
-@BODY
-@pytest.mark.parametrize("layout", ["plain", "packed"])
+@pytest.mark.parametrize(("body", "layout"), with_bodies([("plain",), ("packed",)], lambda layout: layout == "packed"))
 def test_layers_in_a_scan_with_remat(body, layout):
     where, aligned = layout_of(layout)
     call = call_of("window", "gqa-softcap", aligned)
@@ -285,21 +307,22 @@ def test_layers_in_a_scan_with_remat(body, layout):
     assert_close(jax.jit(jax.grad(scanned))(q), jax.jit(jax.grad(unrolled))(q), 1e-6)
 
 
-@BODY
-@pytest.mark.parametrize("layout", ["plain", "ring"])
+@pytest.mark.parametrize(("body", "layout"), with_bodies([("plain",), ("ring",)], lambda layout: layout == "ring"))
 def test_batch_and_heads_on_a_mesh(body, layout):
     where, aligned = layout_of(layout, batch=4)
     call = call_of("window", "gqa-softcap-sinks-bias", aligned)
     serve(body, call)
-    mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    mesh = make_mesh(Mesh(data=4, tensor=2))
     by_head = PartitionSpec("data", None, "tensor")
     extra = Extra(PartitionSpec("tensor"), PartitionSpec(None, "tensor"))
     specs = PartitionSpec("data"), by_head, by_head, by_head, extra, by_head
     whole = (where, *draw("gqa-softcap-sinks-bias", where))
     places = jax.tree.map(partial(NamedSharding, mesh), specs)
     sharded = jax.device_put(whole, places)
-    out, grads = run(body, call, *sharded)
+    with jax.set_mesh(mesh):
+        out, grads = run(body, call, *sharded)
+        text = run.lower(body, call, *sharded).compile().as_text()
     for actual, wanted in zip(*map(jax.tree.leaves, ((out, grads), run(body, call, *whole))), strict=True):
         assert_close(actual, wanted, 1e-6)
     assert out.sharding.spec == by_head
-    assert "all-gather" not in run.lower(body, call, *sharded).compile().as_text()
+    assert "all-gather" not in text

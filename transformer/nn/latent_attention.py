@@ -113,7 +113,8 @@ class LatentAttention(nn.Module):
         return rope.rotate_in_cache(self.spec.rope, self.spec.mask, q_rope, k_rope, context.positions, positions)
 
     def _call(self, aligned: bool) -> attention.Call:
-        return attention.Call(self.spec.mask, self.spec.scale, aligned=aligned, block=self.compute.attention_block)
+        compute, s = self.compute, self.spec
+        return attention.Call(s.mask, s.scale, aligned=aligned, block=compute.attention_block, rules=compute.rules)
 
     def _capture(self, call: attention.Call, q, k, where: Where) -> None:
         capture(self, "probabilities", reference.probabilities(call, q, k, where))

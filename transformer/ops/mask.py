@@ -15,46 +15,39 @@ def visible(
     q_orders: Int[Array, "*B T"] | None = None,
     k_orders: Int[Array, "*B S"] | None = None,
 ) -> Bool[Array, "*B T S"]:
-    """True where a query may look at a key.
+    """True where a query may look at a key: `sees`, of every query and every key."""
+
+    def queries(x):
+        return None if x is None else x[..., :, None]
+
+    def keys(x):
+        return None if x is None else x[..., None, :]
+
+    q, k = (queries(q_positions), keys(k_positions)), (queries(q_segments), keys(k_segments))
+    return sees(mask, *q, *k, queries(q_orders), keys(k_orders))
+
+
+def sees(
+    mask: Mask,
+    q: Int[Array, "..."],
+    k: Int[Array, "..."],
+    q_segment: Int[Array, "..."] | None = None,
+    k_segment: Int[Array, "..."] | None = None,
+    q_order: Int[Array, "..."] | None = None,
+    k_order: Int[Array, "..."] | None = None,
+) -> Bool[Array, "..."]:
+    """True where the query at position q may look at the key at position k; shapes broadcast.
 
     Positions are absolute; a negative one marks padding or an empty cache slot: such keys are never seen and
     such queries see nothing. Segments (packed documents) see only their own. Orders replace positions in the question
     of what comes later: tokens of one order see each other, as a prefix that is read in both directions does.
     """
-
-    def rows(x):
-        return None if x is None else x[..., :, None]
-
-    def columns(x):
-        return None if x is None else x[..., None, :]
-
-    return sees(
-        mask,
-        rows(q_positions), columns(k_positions),
-        rows(q_segments), columns(k_segments),
-        rows(q_orders), columns(k_orders),
-    )  # fmt: skip
-
-
-def sees(
-    mask: Mask,
-    q: Int[Array, "*#P"],
-    k: Int[Array, "*#P"],
-    q_segments: Int[Array, "*#P"] | None = None,
-    k_segments: Int[Array, "*#P"] | None = None,
-    q_orders: Int[Array, "*#P"] | None = None,
-    k_orders: Int[Array, "*#P"] | None = None,
-) -> Bool[Array, "*P"]:
-    """`visible` of pairs: positions, segments and orders of queries and keys that broadcast against each other."""
     seen = (q >= 0) & (k >= 0)
     if mask.causal:
-        if q_orders is None or k_orders is None:
-            seen &= k <= q
-        else:
-            seen &= k_orders <= q_orders
+        seen &= k <= q if q_order is None or k_order is None else k_order <= q_order
     if mask.window is not None:
         near = jnp.abs(q - k) < mask.window
         seen &= near | (k < mask.sinks) if mask.sinks else near
-    if q_segments is not None and k_segments is not None:
-        seen &= q_segments == k_segments
+    if q_segment is not None and k_segment is not None:
+        seen &= q_segment == k_segment
     return seen

@@ -10,8 +10,8 @@ from transformer.spec import RelativeBias, RelativeKeys
 
 
 @functools.cache
-def _buckets(spec: RelativeBias) -> np.ndarray:
-    """The bucket of each distance 0 … max_distance to one side."""
+def _edges(spec: RelativeBias) -> tuple[int, ...]:
+    """The least distances to one side at which bucket 1, 2 … begin."""
     count = spec.num_buckets // (1 + spec.bidirectional)
     exact = count // 2
     distance = np.arange(spec.max_distance + 1)
@@ -19,17 +19,25 @@ def _buckets(spec: RelativeBias) -> np.ndarray:
     ratio = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
     steps = ratio / np.float32(np.log(spec.max_distance / exact)) * np.float32(count - exact)
     far = np.minimum(exact + steps.astype(np.int32), count - 1)
-    return np.where(distance < exact, distance, far).astype(np.int32)
+    bucket = np.where(distance < exact, distance, far)
+    return tuple(int(edge) for edge in np.searchsorted(bucket, np.arange(1, bucket[-1] + 1)))
+
+
+def bucket_of(spec: RelativeBias, ahead: Int[Array, "..."]) -> Int[Array, "..."]:
+    """The row of the table that a key reads which lies so many positions ahead (T5's `_relative_position_bucket`).
+
+    It counts the edges that the distance has passed: comparisons alone, which every kernel can do.
+    """
+    distance = jnp.abs(ahead) if spec.bidirectional else jnp.maximum(-ahead, 0)
+    bucket = sum((distance >= edge).astype(jnp.int32) for edge in _edges(spec))
+    return bucket + jnp.where(ahead > 0, spec.num_buckets // 2, 0) if spec.bidirectional else bucket
 
 
 def buckets(
     spec: RelativeBias, q_positions: Int[Array, "*B T"], k_positions: Int[Array, "*B S"]
 ) -> Int[Array, "*B T S"]:
-    """The row of the table that each pair reads (T5's `_relative_position_bucket`)."""
-    ahead = k_positions[..., None, :] - q_positions[..., :, None]
-    distance = jnp.abs(ahead) if spec.bidirectional else jnp.maximum(-ahead, 0)
-    bucket = jnp.asarray(_buckets(spec))[jnp.minimum(distance, spec.max_distance)]
-    return bucket + jnp.where(ahead > 0, spec.num_buckets // 2, 0) if spec.bidirectional else bucket
+    """`bucket_of` every query and key."""
+    return bucket_of(spec, k_positions[..., None, :] - q_positions[..., :, None])
 
 
 def bias(table: Float[Array, "R N"], bucket: Int[Array, "B T S"]) -> Float[Array, "B N T S"]:

@@ -8,16 +8,17 @@ import functools
 import logging
 from collections.abc import Callable
 
-import jax
 from jaxtyping import Array, Float
 
-from transformer.ops.attention import blockwise, reference
+from transformer.ops.attention import blockwise, reference, splash
 from transformer.ops.attention.call import NOTHING, Call, Extra, Where
+from transformer.sharding import platform
 
 log = logging.getLogger(__name__)
 
-BODIES: dict[str, Callable] = {"reference": reference.attend, "blockwise": blockwise.attend}
-REFUSALS: dict[str, Callable[[Call], str | None]] = {"reference": reference.refuse, "blockwise": blockwise.refuse}
+_MODULES = {"reference": reference, "blockwise": blockwise, "splash": splash}
+BODIES: dict[str, Callable] = {name: module.attend for name, module in _MODULES.items()}
+REFUSALS: dict[str, Callable[[Call], str | None]] = {name: module.refuse for name, module in _MODULES.items()}
 
 # With fewer queries, or so few scores a head, a loop over blocks gains nothing (benchmarks/attention.py).
 FEW_QUERIES, FEW_SCORES = 32, 64 * 64
@@ -50,9 +51,9 @@ def attend(
 def choose(call: Call, q_length: int, k_length: int) -> str:
     """The body that "auto" stands for at these lengths on this platform."""
     small = q_length < FEW_QUERIES or q_length * k_length <= FEW_SCORES
-    name = "reference" if small else "blockwise"
+    name = "reference" if small else "splash" if platform() == "tpu" else "blockwise"
     if q_length >= FEW_QUERIES:  # below, there is nothing to choose
-        _log_choice(name, jax.default_backend(), q_length, k_length)
+        _log_choice(name, platform(), q_length, k_length)
     return name
 
 

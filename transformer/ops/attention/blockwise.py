@@ -16,15 +16,19 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from transformer.ops import relative_bias
+from transformer.ops.attention.blocks import Rows, block_size, cut, cut_rows, shown_blocks
 from transformer.ops.attention.call import NOTHING, Call, Extra, Where
 from transformer.spec import Mask
 
 # A masked score lies so far below the lowest running maximum that it weighs exactly 0, in rows that see nothing too.
 MASKED = -1e30
 LOWEST = -1e29
+
+# Rows of a block where the call names none.
+BLOCK = 128
 
 
 def refuse(call: Call) -> str | None:
@@ -49,88 +53,19 @@ def attend(
     return _forward(call, q, k, v, where, extra)[0]
 
 
-def block_size(length: int, block: int) -> int:
-    """Rows of a block: the least that needs no more blocks than `block` would, so that little is padded."""
-    return -(-length // -(-length // block))
-
-
-def aligned_blocks(mask: Mask, length: int, block: int) -> Bool[np.ndarray, "blocks blocks"]:
-    """True at the (query block, key block) in which an aligned call may show something, from row indices alone."""
-    size = block_size(length, block)
-    first = np.arange(0, length, size)
-    last = np.minimum(first + size, length) - 1
-    before, after = first[:, None] - last, first - last[:, None]  # least distance of rows, to earlier and later keys
-    # Where the sinks lie, only positions tell.
-    bounded = mask.window is not None and not mask.sinks
-    shown = np.maximum(before, after) < (mask.window if bounded else length)
-    return shown & (after <= 0) if mask.causal else shown
-
-
-class _Rows(NamedTuple):
-    """Positions, segments and orders of one side's rows."""
-
-    positions: Int[Array, "blocks B rows"]
-    segments: Int[Array, "blocks B rows"] | None
-    orders: Int[Array, "blocks B rows"] | None
-
-
-def _pairs(call: Call, q: _Rows, k: _Rows, lengths: tuple[int, int]) -> tuple[Int[Array, "pairs 2"], int | Array]:
+def _pairs(call: Call, q: Rows, k: Rows, lengths: tuple[int, int]) -> tuple[Int[Array, "pairs 2"], int | Array]:
     """Block pairs to visit, query-major, and how many of them; that number is known at trace time where it can be."""
-    if call.aligned and lengths[0] != lengths[1]:
-        raise ValueError(f"call.aligned=True: T, S = {lengths} differ, so query i and key i are not one token")
-    # Row indices don't bound who comes later where orders say it.
-    aligned = call.aligned and q.orders is None
-    shown = aligned_blocks(call.mask, lengths[0], call.block) if aligned else True
-    if aligned and q.segments is None and not call.mask.sinks:
+    shown, bounded = shown_blocks(call, q, k, lengths)
+    if bounded is None:
         pairs = np.argwhere(shown).astype(np.int32)
         return jnp.asarray(pairs), len(pairs)
-    shown = shown & _bounded_blocks(call.mask, q, k)
+    shown = jnp.any(bounded, axis=0)
     pairs = jnp.stack(jnp.nonzero(shown, size=shown.size, fill_value=0), axis=-1)
     return pairs.astype(jnp.int32), jnp.sum(shown, dtype=jnp.int32)
 
 
-def _bounded_blocks(mask: Mask, q: _Rows, k: _Rows) -> Bool[Array, "q_blocks k_blocks"]:
-    """True where the bounds of positions and segments don't rule out that a row of the batch sees something."""
-    q_low, q_high = (x[:, None] for x in _bounds(q.positions, q.positions >= 0))
-    k_low, k_high = _bounds(k.positions, k.positions >= 0)
-    shown = (q_low <= q_high) & (k_low <= k_high)
-    if mask.causal and q.orders is not None and k.orders is not None:
-        low, _ = _bounds(k.orders, k.positions >= 0)
-        _, high = _bounds(q.orders, q.positions >= 0)
-        shown &= low <= high[:, None]
-    elif mask.causal:
-        shown &= k_low <= q_high
-    if mask.window is not None:
-        near = (q_low - k_high < mask.window) & (k_low - q_high < mask.window)
-        shown &= near | (k_low < mask.sinks)
-    if q.segments is not None and k.segments is not None:
-        q_low, q_high = (x[:, None] for x in _bounds(q.segments, q.positions >= 0))
-        k_low, k_high = _bounds(k.segments, k.positions >= 0)
-        shown &= (k_low <= q_high) & (q_low <= k_high)
-    return jnp.any(shown, axis=-1)
-
-
-def _bounds(x: Int[Array, "blocks B rows"], used: Bool[Array, "blocks B rows"]) -> tuple[Array, Array]:
-    """Lowest and highest of a block's used rows, crossed where there is none."""
-    ends = jnp.iinfo(x.dtype)
-    return jnp.min(x, axis=-1, where=used, initial=ends.max), jnp.max(x, axis=-1, where=used, initial=ends.min)
-
-
-def _cut(x: Array, block: int, fill: int = 0) -> Array:
-    """[B, T, ...] -> [blocks, B, rows, ...], padded with `fill`."""
-    batch, length, *rest = x.shape
-    size = block_size(length, block)
-    x = jnp.pad(x, [(0, 0), (0, -length % size), *[(0, 0)] * len(rest)], constant_values=fill)
-    return jnp.moveaxis(x.reshape(batch, -1, size, *rest), 1, 0)
-
-
-def _cut_rows(positions: Array, segments: Array | None, orders: Array | None, block: int) -> _Rows:
-    segments, orders = (None if x is None else _cut(x, block) for x in (segments, orders))
-    return _Rows(_cut(positions, block, fill=-1), segments, orders)
-
-
 def _cut_heads(x: Float[Array, "B T N H"], block: int, kv_heads: int) -> Float[Array, "blocks B K G rows H"]:
-    x = _cut(x, block)
+    x = cut(x, block_size(x.shape[1], block))
     x = x.reshape(*x.shape[:3], kv_heads, -1, x.shape[-1])
     return jnp.transpose(x, (0, 1, 3, 4, 2, 5))
 
@@ -162,7 +97,7 @@ def _capped_scores(
     return scores if call.softcap is None else call.softcap * jnp.tanh(scores / call.softcap)
 
 
-def _hide(mask: Mask, scores: Float[Array, "B K G q s"], q: _Rows, k: _Rows) -> Float[Array, "B K G q s"]:
+def _hide(mask: Mask, scores: Float[Array, "B K G q s"], q: Rows, k: Rows) -> Float[Array, "B K G q s"]:
     seen = Where(q.positions, k.positions, q.segments, k.segments, q.orders, k.orders).visible(mask)
     return jnp.where(seen[:, None, None], scores, MASKED)
 
@@ -173,13 +108,13 @@ class _Blocks(NamedTuple):
     q: Float[Array, "q_blocks B K G q H"]
     k: Float[Array, "k_blocks B K s H"]
     v: Float[Array, "k_blocks B K s Hv"]
-    q_rows: _Rows
-    k_rows: _Rows
+    q_rows: Rows
+    k_rows: Rows
     pairs: Int[Array, "pairs 2"]
     count: int | Array
 
 
-def _buckets(call: Call, q: _Rows, k: _Rows) -> Int[Array, "B q s"] | None:
+def _buckets(call: Call, q: Rows, k: Rows) -> Int[Array, "B q s"] | None:
     return None if call.relative is None else relative_bias.buckets(call.relative, q.positions, k.positions)
 
 
@@ -189,11 +124,11 @@ def _bias(table: Float[Array, "R N"] | None, bucket: Int[Array, "B q s"] | None)
 
 def _blocks(call: Call, q: Array, k: Array, v: Array, where: Where) -> _Blocks:
     kv_heads = k.shape[2]
-    q_rows = _cut_rows(where.q_positions, where.q_segments, where.q_orders, call.block)
-    k_rows = _cut_rows(where.k_positions, where.k_segments, where.k_orders, call.block)
+    block = call.block or BLOCK
+    q_rows, k_rows = cut_rows(where, block_size(q.shape[1], block), block_size(k.shape[1], block))
     pairs, count = _pairs(call, q_rows, k_rows, (q.shape[1], k.shape[1]))
-    k, v = (_cut_heads(x, call.block, kv_heads)[:, :, :, 0] for x in (k, v))
-    return _Blocks(_cut_heads(q, call.block, kv_heads), k, v, q_rows, k_rows, pairs, count)
+    k, v = (_cut_heads(x, block, kv_heads)[:, :, :, 0] for x in (k, v))
+    return _Blocks(_cut_heads(q, block, kv_heads), k, v, q_rows, k_rows, pairs, count)
 
 
 def _forward(call: Call, q: Array, k: Array, v: Array, where: Where, extra: Extra) -> tuple[Array, Array]:
@@ -237,7 +172,7 @@ def _backward(call: Call, saved, d_out: Array):
     q, k, v, where, extra, out, log_total = saved
     x = _blocks(call, q, k, v, where)
     kv_heads, float32 = k.shape[2], jnp.float32
-    d_outs, outs = (_cut_heads(a, call.block, kv_heads) for a in (d_out, out))
+    d_outs, outs = (_cut_heads(a, call.block or BLOCK, kv_heads) for a in (d_out, out))
     delta = jnp.sum(outs.astype(float32) * d_outs.astype(float32), axis=-1)
 
     def step(n, carry):

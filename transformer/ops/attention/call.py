@@ -20,7 +20,8 @@ class Call:
         along a row within each segment, so that row indices bound what the mask can show: |i - j| is at most
         the distance of positions. Lets a body skip blocks at trace time.
       relative: how the table of `Extra.bias` is read.
-      block: rows of a query or key block, for bodies that work in blocks.
+      block: rows of a query or key block, for bodies that work in blocks; None: the body's choice.
+      rules: preset of `transformer.sharding`, for bodies that run on each device by themselves.
     """
 
     mask: Mask
@@ -28,7 +29,8 @@ class Call:
     softcap: float | None = None
     aligned: bool = False
     relative: RelativeBias | None = None
-    block: int = 128
+    block: int | None = None
+    rules: str = "default"
 
 
 @jax.tree_util.register_dataclass

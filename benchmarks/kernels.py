@@ -1,0 +1,198 @@
+"""Compiles the attention kernels for TPUs that aren't there, and writes what the compiler made of them.
+
+    python benchmarks/kernels.py --write docs/kernels.md
+    python benchmarks/kernels.py --chips v5e --shapes "gpt-oss local"
+
+needs the libtpu of `jax[tpu]` (or TPU_LIBRARY_PATH=.../libtpu.so) and no TPU. Nothing runs, nothing is timed.
+Several at once need ALLOW_MULTIPLE_LIBTPU_LOAD=1.
+"""
+
+import argparse
+import dataclasses
+import os
+import re
+import time
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from transformer.kernels import blocks
+from transformer.ops.attention import Call, Extra, Where, attend
+from transformer.spec import Mask, RelativeBias
+
+TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Attention of one row on one device: heads, key heads, head dims and tokens as published."""
+
+    mask: Mask
+    heads: int
+    kv_heads: int
+    dim: int
+    v_dim: int
+    length: int = 8192
+    softcap: float | None = None
+    sinks: bool = False
+    relative: RelativeBias | None = None
+    packed: bool = False
+    dtype: str = "bfloat16"
+
+    @property
+    def shape(self) -> blocks.Shape:
+        buckets = self.relative.num_buckets if self.relative else 0
+        item = jnp.dtype(self.dtype).itemsize
+        return blocks.Shape(
+            self.heads // self.kv_heads, self.length, self.length, self.dim, self.v_dim, item, buckets
+        )  # fmt: skip
+
+
+CAUSAL = Mask(causal=True)
+PROBLEMS = {
+    "Llama 3 8B": Problem(CAUSAL, 32, 8, 128, 128),
+    "Llama 3 8B, packed": Problem(CAUSAL, 32, 8, 128, 128, packed=True),
+    "Llama 3 70B": Problem(CAUSAL, 64, 8, 128, 128),
+    "Mistral 7B": Problem(Mask(causal=True, window=4096), 32, 8, 128, 128),
+    "Gemma 2 27B global": Problem(CAUSAL, 32, 16, 128, 128, softcap=50.0),
+    "Gemma 3 27B local": Problem(Mask(causal=True, window=1024), 32, 16, 128, 128),
+    "Gemma 3 27B global": Problem(CAUSAL, 32, 16, 128, 128),
+    "DeepSeek-V3": Problem(CAUSAL, 128, 128, 192, 128, length=4096),
+    "gpt-oss local": Problem(Mask(causal=True, window=128), 64, 8, 64, 64, sinks=True),
+    "gpt-oss full": Problem(CAUSAL, 64, 8, 64, 64, sinks=True),
+    "T5 11B encoder": Problem(
+        Mask(causal=False), 128, 128, 128, 128, length=512,
+        relative=RelativeBias(num_buckets=32, max_distance=128, bidirectional=True),
+    ),
+    "StreamingLLM": Problem(Mask(causal=True, window=1020, sinks=4), 32, 8, 128, 128),
+    "Llama 3 8B, float32": Problem(CAUSAL, 32, 8, 128, 128, dtype="float32"),
+}  # fmt: skip
+
+
+def device(chip: str) -> jax.Device:
+    """A core of the chip; both of them where it presents them as one."""
+    options = {"chip_config_name": "megacore"} if chip == "v4" else {}
+    return topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGIES[chip], **options).devices[0]
+
+
+def compiled(problem: Problem, on: jax.Device, backward: bool, block: int | None = None):
+    """The forward pass, or the gradients with the forward pass that they need."""
+    mesh = jax.sharding.Mesh(np.array([on]), ("data",), axis_types=(AxisType.Auto,))
+    here = NamedSharding(mesh, PartitionSpec())
+
+    def of(*shape, dtype=problem.dtype):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=here)
+
+    p, row = problem, (1, problem.length)
+    q, k, v = of(*row, p.heads, p.dim), of(*row, p.kv_heads, p.dim), of(*row, p.kv_heads, p.v_dim)
+    ids = of(*row, dtype=jnp.int32)
+    where = Where(ids, ids, *((ids, ids) if p.packed else ()))
+    table = p.relative and of(p.relative.num_buckets, p.heads, dtype=jnp.float32)
+    extra = Extra(of(p.heads, dtype=jnp.float32) if p.sinks else None, table)
+    call = Call(p.mask, p.dim**-0.5, p.softcap, aligned=True, relative=p.relative, block=block)
+
+    def forward(q, k, v, extra, where):
+        return attend("splash", call, q, k, v, where, extra)
+
+    def gradients(*inputs):
+        return jax.grad(lambda *x: forward(*x).astype(jnp.float32).sum(), (0, 1, 2, 3))(*inputs)
+
+    with jax.set_mesh(mesh):
+        return jax.jit(gradients if backward else forward).lower(q, k, v, extra, where).compile()
+
+
+def needed_pairs(problem: Problem) -> int:
+    """Pairs of a query and a key that the mask shows in one document of consecutive positions."""
+    behind = np.arange(problem.length)
+    ahead = np.zeros_like(behind) if problem.mask.causal else behind[::-1]
+    if problem.mask.window is None:
+        return int((behind + 1 + ahead).sum())
+    near = np.minimum(behind, problem.mask.window - 1)
+    sinks = np.minimum(behind - near, problem.mask.sinks)
+    return int((near + 1 + np.minimum(ahead, problem.mask.window - 1) + sinks).sum())
+
+
+def flops_ratio(problem: Problem, best: blocks.Blocks) -> float:
+    """Pairs in visited blocks over pairs that the mask shows."""
+    visits = blocks.visited(problem.mask, problem.length, problem.length, best.q, best.k)
+    return visits * best.q * best.k / needed_pairs(problem)
+
+
+def bytes_ratio(problem: Problem, best: blocks.Blocks) -> float:
+    """Bytes that the forward pass moves over those of q, k, v and out once; keys and values for each visit."""
+    s = problem.shape
+    visits = blocks.visited(problem.mask, s.q_length, s.k_length, best.q, best.k)
+    outer = s.group * s.q_length * (s.dim + s.v_dim)
+    loads = visits * s.group // best.heads
+    return (outer + loads * best.k * (s.dim + s.v_dim)) / (outer + s.k_length * (s.dim + s.v_dim))
+
+
+def vmem_used(text: str) -> dict[str, float]:
+    """MiB of VMEM of each kernel, as the compiler allotted them."""
+    found = {}
+    # A custom call spans lines: its kernel's own text is in it.
+    for call in re.split(r"\n  (?:ROOT )?%", text):
+        name = re.match(r"\S*?(splash_[a-z_]+?)_*[.\d]* = .*custom-call\(", call)
+        used = re.search(r'used_scoped_memory_configs":\[\{"memory_space":"1","offset":"0","size":"(\d+)"', call)
+        if name and used:
+            found[name[1]] = int(used[1]) / blocks.MiB
+    return found
+
+
+def rows(chip: str, name: str, problem: Problem) -> list[str]:
+    """Lines of the table: the forward pass and the backward pass."""
+    on, lines = device(chip), []
+    for backward in (False, True):
+        best = blocks.choose(on.device_kind, problem.shape, problem.mask, backward)
+        where = f"| {name} | {chip} | {'backward' if backward else 'forward'} | {best.q} × {best.k} × {best.heads}"
+        start = time.perf_counter()
+        try:
+            used = vmem_used(compiled(problem, on, backward).as_text())
+        except jax.errors.JaxRuntimeError as error:
+            lines.append(f"{where} | | | | {_first_words(error)} |")
+            continue
+        of_pass = [size for kernel, size in used.items() if ("forward" in kernel) != backward]
+        shape = dataclasses.replace(problem.shape, group=best.heads)
+        estimate = blocks.vmem_bytes(shape, best.q, best.k, backward) / blocks.MiB
+        moved = "" if backward else f"{bytes_ratio(problem, best):.2f}"
+        numbers = f"{flops_ratio(problem, best):.2f} | {moved} | {max(of_pass):.1f} of {estimate:.1f}"
+        lines.append(f"{where} | {numbers} | {time.perf_counter() - start:.0f} s |")
+    return lines
+
+
+def _first_words(error: Exception) -> str:
+    return " ".join(str(error).split())[:120].replace("|", "/")
+
+
+HEAD = """| shape | chip | pass | blocks q × k × heads | FLOPs / needed | bytes / least | VMEM, MiB | compiled in |
+|---|---|---|---|---|---|---|---|"""
+BEGIN, END = "<!-- table: benchmarks/kernels.py -->", "<!-- end of table -->"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--chips", default=",".join(TOPOLOGIES), help="comma-separated")
+    parser.add_argument("--shapes", default=None, help="one of the published shapes (default: all)")
+    parser.add_argument("--write", type=Path, help="the page whose table is to be replaced")
+    args = parser.parse_args()
+    lines = []
+    for name, problem in PROBLEMS.items():
+        if args.shapes in (None, name):
+            for chip in args.chips.split(","):
+                lines += (made := rows(chip, name, problem))
+                print("\n".join(made), flush=True)
+    if args.write:
+        before, rest = args.write.read_text().split(BEGIN)
+        table = "\n".join([HEAD, *lines])
+        args.write.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}")
+
+
+if __name__ == "__main__":
+    main()
