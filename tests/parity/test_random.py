@@ -20,6 +20,7 @@ from transformer.checkpoints import hugging_face, weights
 from transformer.settings import SettingsError
 
 SEEDS = range(6)
+EVERY = {**configs.MAKERS, **configs.ENCODERS}
 RANDOM = [f"{family}-{seed}" for family in configs.MAKERS for seed in SEEDS]
 quick_compiles = pytest.fixture(autouse=True, scope="module")(parity.quick_compiles)
 
@@ -30,16 +31,16 @@ def random_config(name: str) -> dict:
 
 
 def test_every_model_type_that_is_read_has_random_configs():
-    made = {make(Random(0))["model_type"] for make in configs.MAKERS.values()}
+    made = {make(Random(0))["model_type"] for make in EVERY.values()}
     assert made == {kind for name in families.names() for kind in getattr(families.get(name), "MODEL_TYPES", ())}
 
 
-@pytest.mark.parametrize("family", configs.MAKERS)
+@pytest.mark.parametrize("family", EVERY)
 @settings(max_examples=5, derandomize=True, deadline=None, database=None)
 @given(rng=st.randoms(use_true_random=False))
 def test_what_is_read_is_written(family, rng):
     """Files of their names and shapes, imported and exported: the same bits, and a config that means the same."""
-    config = configs.MAKERS[family](rng)
+    config = EVERY[family](rng)
     spec = hugging_face.read_spec(config)
     abstract = weights.flatten(transformer.init(transformer.build(spec), abstract=True))
     shapes = {path: leaf.shape for path, leaf in abstract.items()}
