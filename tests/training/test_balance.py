@@ -94,7 +94,11 @@ def on_one_device():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "accumulate"), [(dict(data=2, fsdp=1, expert=2), 2), (dict(data=1, fsdp=2, expert=1, tensor=2), 1)]
+    ("sizes", "accumulate"),
+    [
+        pytest.param(dict(data=2, fsdp=1, expert=2), 2, marks=pytest.mark.slow),
+        (dict(data=1, fsdp=2, expert=1, tensor=2), 1),
+    ],
 )
 def test_correction_is_the_same_on_all_devices_and_however_the_batch_is_cut(sizes, accumulate):
     (alone, _), mesh = on_one_device(), sharding.make_mesh(Mesh(**sizes), jax.devices()[:4])

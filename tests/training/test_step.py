@@ -64,7 +64,12 @@ def close(a, b, rtol=2e-5):
         np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol * scale, err_msg=jax.tree_util.keystr(path))
 
 
-@pytest.mark.parametrize("family", families.names())
+# One of each shape, of either kind of mixture, and with windows; what accumulates knows no family.
+OFTEN = ("bert", "deepseek_v3", "gemma3", "gpt2", "mixtral", "t5")
+FAMILIES = [pytest.param(f, marks=[] if f in OFTEN else [pytest.mark.slow]) for f in families.names()]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_accumulation_is_the_big_batch(family):
     run = a_run(family)
     model, params = Transformer(run.spec, run.settings.compute), common.params(family)
