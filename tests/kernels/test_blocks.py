@@ -1,5 +1,6 @@
 """The choice of block sizes."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -26,7 +27,9 @@ SHAPES = [
 def test_a_choice_fits(kind, mask):
     for shape, backward in itertools.product(SHAPES, (False, True)):
         best = blocks.choose(kind, shape, MASKS[mask], backward)
-        assert blocks.vmem_bytes(shape, best.q, best.k, backward) <= best.vmem < CHIPS[kind].vmem
+        of_step = dataclasses.replace(shape, group=best.heads)
+        assert blocks.vmem_bytes(of_step, best.q, best.k, backward) <= best.vmem < CHIPS[kind].vmem
+        assert shape.group % best.heads == 0
         assert best.q % 128 == best.k % 128 == 0
 
 
