@@ -66,7 +66,7 @@ def test_a_wrong_model_is_told(change, error, match):
 def test_an_encoder_alone_samples_no_text():
     page = config.load_config("bert:tiny").to_dict()
     page["train"]["sample_every"] = 10
-    with pytest.raises(SettingsError, match="train.sample_every=10: an encoder alone writes no text; use 0"):
+    with pytest.raises(SettingsError, match=r"train\.sample_every=10: an encoder alone writes no text"):
         config.resolve(page)
 
 
