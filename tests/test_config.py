@@ -63,6 +63,13 @@ def test_a_wrong_model_is_told(change, error, match):
         config.resolve(page)
 
 
+def test_an_encoder_alone_samples_no_text():
+    page = config.load_config("bert:tiny").to_dict()
+    page["train"]["sample_every"] = 10
+    with pytest.raises(SettingsError, match=r"train\.sample_every=10: an encoder alone writes no text"):
+        config.resolve(page)
+
+
 def test_differences_name_the_fields():
     old = {"a": 1, "group": {"same": [1, 2], "new": None}, "gone": "x"}
     new = {"a": 2, "group": {"same": (1, 2), "new": 3}}

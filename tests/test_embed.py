@@ -162,7 +162,7 @@ def test_the_command_writes_and_prints_the_same_vectors(directory, tmp_path, cap
         (["a", "--max-length", "2"], "--max-length=2: use 3 to 64"),
         (["a", "--max-length", "65"], "--max-length=65: use 3 to 64"),
         (["a", "--batch-size", "0"], "batch_size=0"),
-        (["--file", "no such file"], "no such file"),
+        (["--file", "no such file"], "--file=no such file: can't be read"),
     ],
 )
 def test_an_error_is_one_line_and_exit_2(argv, why, directory, capsys):
@@ -175,6 +175,8 @@ def test_models_with_a_decoder_and_directories_without_a_tokenizer_are_refused(t
     model, params = golden.imported(golden.PLAIN)
     with pytest.raises(ValueError, match="the model has a decoder"):
         embed.embed(model, params, [[1]], pooling="mean", normalize=True)
+    assert embed.main(["--hf", str(golden.copy(golden.PLAIN, tmp_path / "decoder")), "a"]) == 2
+    assert "the model has a decoder" in capsys.readouterr().err  # told before its missing tokenizer is
     assert embed.main(["--hf", str(golden.copy(CASE, tmp_path / "hf")), "a"]) == 2
     assert "neither tokenizer.json nor vocab.txt" in capsys.readouterr().err
 

@@ -80,6 +80,9 @@ def resolve(config: ConfigDict | Mapping[str, Any]) -> Run:
             f"data.seq_len={settings.data.seq_len}: the model's learned positions end at "
             f"model.max_length={spec.length_limit}; use a shorter row"
         )
+    asked = settings.train.sample_every
+    if asked and spec.decoder is None:
+        raise SettingsError(f"train.sample_every={asked}: an encoder alone writes no text; use 0 (never)")
     weight, depth = settings.train.mtp_weight, spec.mtp.depth if spec.mtp else 0
     if bool(weight) != bool(depth):
         remedy = "use a positive weight, such as 0.3, or model.mtp=0" if depth else "use 0: this model has none"

@@ -96,7 +96,7 @@ def load_tokenizer(directory: Path, max_length: int):
             lower = _json(directory / "tokenizer_config.json", {}).get("do_lower_case", True)
             found = tokenizers.BertWordPieceTokenizer(str(directory / "vocab.txt"), lowercase=lower)
         else:
-            raise ValueError(f"{directory}: has neither tokenizer.json nor vocab.txt")
+            raise ValueError(f"{directory}: has neither tokenizer.json nor vocab.txt; put the model's there")
     except ValueError:
         raise
     except Exception as error:  # the library raises bare Exception
@@ -117,8 +117,7 @@ def embed(model, params: dict, rows: Sequence[Sequence[int]], *, pooling: str, n
     """
     import numpy as np
 
-    if model.spec.decoder is not None:
-        raise ValueError("embed: the model has a decoder; give an encoder alone, such as BERT")
+    _check_encoder(model.spec)
     if pooling not in POOLINGS or batch_size < 1:
         raise ValueError(f"pooling={pooling!r}, batch_size={batch_size}: use one of {POOLINGS}, and at least 1")
     if not all(rows):
@@ -138,6 +137,11 @@ def embed(model, params: dict, rows: Sequence[Sequence[int]], *, pooling: str, n
             positions[at, : len(rows[i])] = range(len(rows[i]))
         out[chosen] = run(params, tokens, positions)[: len(chosen)]
     return out
+
+
+def _check_encoder(spec) -> None:
+    if spec.decoder is not None:
+        raise ValueError("embed: the model has a decoder; give an encoder alone, such as BERT")
 
 
 @functools.cache
@@ -209,6 +213,7 @@ def run(args: argparse.Namespace) -> None:
 
     begin = time.perf_counter()
     source = sources.HuggingFace(packages.directory(args.hf))
+    _check_encoder(source.spec)
     recipe = read_recipe(source.path, source.spec.max_length)
     max_length = recipe.max_length if args.max_length is None else args.max_length
     if not 3 <= max_length <= source.spec.max_length:
@@ -228,11 +233,13 @@ def run(args: argparse.Namespace) -> None:
 
 def _lines(name: str) -> list[str]:
     """Texts of a file or of stdin, one a line."""
-    content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     try:
+        content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         lines = content.decode().replace("\r\n", "\n").removesuffix("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"--file={name}: not UTF-8 ({error})") from None
+    except OSError as error:
+        raise ValueError(f"--file={name}: can't be read ({error.strerror}); give a file of texts, one a line") from None
     return lines.split("\n") if lines else []
 
 

@@ -102,15 +102,27 @@ def test_masks_are_filled_with_the_most_probable_tokens():
         assert [guess.probability for guess in found] == pytest.approx(sorted(want[place], reverse=True), abs=1e-5)
         assert all(guess.text == tokenizer.decode([guess.token]) for guess in found)
     assert fill_mask(ENCODER, values, tokenizer, "a[MASK]bc[MASK]", mask_id=MASK, top=2) == [g[:2] for g in guesses]
+
+    # Without mask_id it is the tokenizer's mask, and the ends are those of training.
+    class Ended(ByteTokenizer):
+        mask_id, cls_id, sep_id, bos_id, eos_id = MASK, 1, 2, None, None
+
+    assert fill_mask(ENCODER, values, Ended(), "a[MASK]bc[MASK]", top=2) == [g[:2] for g in guesses]
     # A mask that the tokenizer knows.
     known = fill_mask(ENCODER, values, tokenizer, "a_bc", mask="_", top=1)
     assert known == fill_mask(ENCODER, values, tokenizer, "a[MASK]bc", mask_id=tokenizer.encode("_")[0], top=1)
 
 
+class NoMask(ByteTokenizer):
+    mask_id = None
+
+
 REFUSALS = {
     "model='a decoder'": dict(model=two_stacks.MODEL),
     "text='abc': has no '_'": dict(text="abc"),
-    r"mask='\[MASK\]': is no single token": dict(text="[MASK]", mask="[MASK]"),
+    r"mask='\[MASK\]': is no single token": dict(text="[MASK]", mask="[MASK]", tokenizer=NoMask()),
+    "mask='': an empty text": dict(mask=""),
+    "mask_id=264: use 0 to": dict(mask_id=264),
     "top=0: use 1 to vocab_size=264": dict(top=0),
 }
 
@@ -118,5 +130,6 @@ REFUSALS = {
 @pytest.mark.parametrize("message", REFUSALS)
 def test_what_cannot_be_filled_is_refused(message):
     options = {"model": ENCODER, "text": "a_", "mask": "_", **REFUSALS[message]}
+    tokenizer = options.pop("tokenizer", ByteTokenizer())
     with pytest.raises(SettingsError, match=message):
-        fill_mask(options.pop("model"), {}, ByteTokenizer(), options.pop("text"), **options)
+        fill_mask(options.pop("model"), {}, tokenizer, options.pop("text"), **options)

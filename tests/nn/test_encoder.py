@@ -183,6 +183,10 @@ def test_calls_that_do_not_fit_the_shape_are_refused():
     params = {name: random_params(net) for name, net in nets.items()}
     with pytest.raises(ValueError, match="cross-attention needs the text that the encoder read"):
         apply(nets["translator"], params["translator"], tokens)
+    with pytest.raises(ValueError, match="wrap the tokens"):
+        apply(nets["translator"], params["translator"], tokens, source=tokens)
+    with pytest.raises(ValueError, match="source: 2 rows, beside 1 rows of tokens"):
+        apply(nets["translator"], params["translator"], tokens, source=Source(np.zeros((2, 4), np.int32)))
     with pytest.raises(ValueError, match="source: only a model with an encoder and a decoder"):
         apply(nets["recurrent"], params["recurrent"], tokens, source=Source(tokens))
     with pytest.raises(ValueError, match="an encoder alone has no cache and no orders"):

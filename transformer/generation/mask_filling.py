@@ -33,28 +33,33 @@ def fill_mask(
 ) -> list[list[Guess]]:
     """The `top` most probable tokens for each `mask` in the text, the best first, each mask by itself.
 
-    The text stands between the tokenizer's BOS and EOS, where there are such ([CLS] and [SEP] of BERT).
+    The text stands between the tokenizer's cls and sep, where there are such, as in training.
 
     Args:
-      mask_id: token that stands for a mask, where the tokenizer does not make one of `mask`.
+      mask_id: token that stands for a mask, where the tokenizer does not make one of `mask`; None: the tokenizer's.
 
     Raises:
-      SettingsError: a model with a decoder or without a head, no mask in the text, a mask that is no token, a text that
-        is too long for a learned position table, or fewer guesses than 1.
+      SettingsError: a model with a decoder or without a head, no mask in the text, a mask that is no token of the
+        model, a text that is too long for a learned position table, or fewer guesses than 1.
     """
     spec = model.spec
     kind = "a decoder" if spec.decoder is not None else "no head"
     check(spec.decoder is None and spec.head is not None, "model", kind, "use an encoder with a head of token scores")
     check(1 <= top <= spec.vocab_size, "top", top, f"use 1 to vocab_size={spec.vocab_size}")
+    check(bool(mask), "mask", mask, "an empty text is everywhere; use such as '[MASK]'")
     check(mask in text, "text", text, f"has no {mask!r}; put it where a token is to be guessed")
     if mask_id is None:
         found = tokenizer.encode(mask)
-        check(len(found) == 1, "mask", mask, "is no single token; give the tokenizer's own, or mask_id")
-        [mask_id], ids = found, tokenizer.encode(text)
+        mask_id = found[0] if len(found) == 1 else tokenizer.mask_id
+        remedy = "is no single token, and the tokenizer has no mask; give mask_id"
+        check(mask_id is not None, "mask", mask, remedy)
+    check(0 <= mask_id < spec.vocab_size, "mask_id", mask_id, f"use 0 to vocab_size - 1 = {spec.vocab_size - 1}")
+    if tokenizer.encode(mask) == [mask_id]:
+        ids = tokenizer.encode(text)  # whole, since spaces about a mask may belong to it
     else:
         first, *others = (tokenizer.encode(piece) for piece in text.split(mask))
         ids = [*first, *(token for piece in others for token in (mask_id, *piece))]
-    ends = ([] if end is None else [end] for end in (tokenizer.bos_id, tokenizer.eos_id))
+    ends = ([] if end is None else [end] for end in (tokenizer.cls_id, tokenizer.sep_id))
     ids = np.array([*next(ends), *ids, *next(ends)], np.int32)
     size, limit = bucket(len(ids)), spec.length_limit
     check(limit is None or len(ids) <= limit, "text", f"{len(ids)} tokens", f"the position table ends at {limit}")

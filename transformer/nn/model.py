@@ -94,14 +94,12 @@ class Transformer(nn.Module):
         Raises:
           ValueError: more tokens than a learned position table has, or arguments that exclude each other.
         """
-        limit = self.spec.length_limit
-        if limit is not None and tokens.shape[1] > limit:
-            raise ValueError(f"{tokens.shape[1]} tokens: the learned position table ends at max_length={limit}")
+        self._check_length(tokens)
         if cache is not None and (positions is None or segment_ids is not None):
             raise ValueError("a cache needs explicit positions, and rows of one document (no segment_ids)")
         if orders is not None and cache is not None and not fresh:
             raise ValueError("orders need all of the prefix in one call: use an empty cache, and fresh=True")
-        self._check_shape(cache, orders, source)
+        self._check_shape(tokens, cache, orders, source)
         if positions is None:
             positions = default_positions(segment_ids, tokens.shape)
         if isinstance(source, Source):
@@ -111,16 +109,33 @@ class Transformer(nn.Module):
         stack = self.encoder if self.spec.decoder is None else self.decoder
         return stack(x, make_context(self.spec.ropes, positions, segment_ids, fresh, orders, source), cache)
 
-    def _check_shape(self, cache, orders, source) -> None:
+    def _check_shape(self, tokens, cache, orders, source) -> None:
         if self.spec.decoder is None and not (cache is None and orders is None):
             raise ValueError(
                 "an encoder alone has no cache and no orders: it reads its tokens whole, in both directions"
             )
         if source is not None and (self.spec.decoder is None or self.spec.encoder is None):
             raise ValueError("source: only a model with an encoder and a decoder reads one")
+        if not isinstance(source, Source | Memory | None):
+            kind = type(source).__name__
+            raise ValueError(f"source={kind}: wrap the tokens, transformer.nn.context.Source(tokens), or give a Memory")
+        if source is not None:
+            rows = len(source.tokens if isinstance(source, Source) else source.features)
+            if rows != len(tokens):
+                raise ValueError(f"source: {rows} rows, beside {len(tokens)} rows of tokens; give one for each row")
+
+    def _check_length(self, tokens) -> None:
+        limit = self.spec.length_limit
+        if limit is not None and tokens.shape[1] > limit:
+            raise ValueError(f"{tokens.shape[1]} tokens: the learned position table ends at max_length={limit}")
 
     def encode(self, source: Source) -> Memory:
-        """What the encoder makes of a text, for the decoder to look at."""
+        """What the encoder makes of a text, for the decoder to look at.
+
+        Raises:
+          ValueError: more tokens than a learned position table has.
+        """
+        self._check_length(source.tokens)
         positions = source.positions
         if positions is None:
             positions = default_positions(source.segments, source.tokens.shape)
