@@ -172,5 +172,7 @@ def test_pairs_too_long_are_left_out_and_counted(files, caplog):
     assert line == f"data: {long} of {len(listed)} pairs don't fit into rows of 20 and 20 tokens and are left out"
     got = {BYTES.decode(segment["targets"]) for segment in segments(seen)}
     assert got == {b for a, b in listed if len(a.encode()) <= 19 and len(b.encode()) <= 19}
-    with pytest.raises(SettingsError, match=r"data.seq_len=2: none of \d+ texts gives an example"):
+    with pytest.raises(SettingsError, match=r"data.seq_len=2, data.target_len=2: none of \d+ texts gives an example"):
         train(Data(**{**settings.__dict__, "seq_len": 2}), BOTH, 1)
+    with pytest.raises(SettingsError, match=r"data.seq_len=20, data.target_len=2: none of"):
+        train(Data(**{**settings.__dict__, "target_len": 2}), BOTH, 1)

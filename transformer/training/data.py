@@ -145,8 +145,12 @@ def pack(
       SettingsError: no item gives an example.
     """
     if not any(objective.pieces(item) for item in items):
+        lengths = objective.lengths
+        rows = f"data.seq_len={lengths.get('source', lengths['columns'])}"
+        if "source" in lengths:  # of two sides, either may be what is too short
+            rows += f", data.target_len={lengths['columns']}"
         raise SettingsError(
-            f"data.seq_len={objective.lengths['columns']}: none of {len(items)} texts gives an example: each is one "
+            f"{rows}: none of {len(items)} texts gives an example: each is one "
             "token, or longer than a row; use other texts, longer rows or a tokenizer with bos or eos"
         )
     source = grain.MapDataset.source(items)
