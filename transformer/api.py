@@ -15,14 +15,16 @@ from transformer.checkpoints import hugging_face
 from transformer.checkpoints import source as sources
 from transformer.checkpoints.workdir import Workdir
 from transformer.nn import initial
+from transformer.nn.context import Source
 from transformer.nn.model import Transformer
 from transformer.spec import Model
 from transformer.tokenizer import Tokenizer
 
-Source = str | Model | Mapping[str, Any] | ml_collections.ConfigDict
+# What says which model is meant.
+ModelLike = str | Model | Mapping[str, Any] | ml_collections.ConfigDict
 
 
-def build(source: Source, **compute: Any) -> Transformer:
+def build(source: ModelLike, **compute: Any) -> Transformer:
     """A model from a family and size ("llama3:8b"), a config page's path, a config, or a spec.
 
     Args:
@@ -168,4 +170,4 @@ def generate_text(
     return generation.generate_text(model, params, tokenizer, prompts, **options)
 
 
-__all__ = ["build", "from_gguf", "from_hf", "generate_text", "init", "load", "read", "to_hf"]
+__all__ = ["Source", "build", "from_gguf", "from_hf", "generate_text", "init", "load", "read", "to_hf"]

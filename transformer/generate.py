@@ -98,6 +98,8 @@ def _open(args: argparse.Namespace, many: bool) -> tuple[Any, Callable[[], tuple
         check_writes(built)
         if args.chat:
             check_alone(built, "--chat: a conversation goes on in one text")
+        if args.draft:
+            check_alone(built, "--draft: it guesses what follows a text")
 
     seen = functools.partial(spec.streaming, sinks=args.sinks or 4, window=args.window) if args.window else lambda x: x
 
@@ -113,7 +115,6 @@ def _open(args: argparse.Namespace, many: bool) -> tuple[Any, Callable[[], tuple
     def load_run():
         begin = time.perf_counter()
         model, params, tokenizer = api.load(args.workdir, **compute)
-        check(model.spec)
         model = model.clone(spec=seen(model.spec))
         return finish(begin, *(generation.unroll(model, params) if layers == "apart" else (model, params)), tokenizer)
 
@@ -122,6 +123,7 @@ def _open(args: argparse.Namespace, many: bool) -> tuple[Any, Callable[[], tuple
         return finish(begin, *api.read(source, show=True, unrolled=layers == "apart", **compute), tokenizer)
 
     if args.workdir:
+        check(sources.TrainedRun(args.workdir).spec)
         return load_template(args.workdir) if args.chat else None, load_run
     source = sources.HuggingFace(args.hf) if args.hf else sources.GGUF(args.gguf)
     check(source.spec)
