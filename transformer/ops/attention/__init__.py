@@ -51,7 +51,8 @@ def attend(
 def choose(call: Call, q_length: int, k_length: int) -> str:
     """The body that "auto" stands for at these lengths on this platform."""
     small = q_length < FEW_QUERIES or q_length * k_length <= FEW_SCORES
-    name = "reference" if small else "splash" if platform() == "tpu" else "blockwise"
+    kernels = platform() == "tpu" and splash.refuse(call) is None
+    name = "reference" if small else "splash" if kernels else "blockwise"
     if q_length >= FEW_QUERIES:  # below, there is nothing to choose
         _log_choice(name, platform(), q_length, k_length)
     return name

@@ -25,7 +25,9 @@ from transformer.sharding import device_kind, partition_spec, platform
 
 
 def refuse(call: Call) -> str | None:
-    """On TPUs, blocks are whole registers of 128 lanes."""
+    """On TPUs, blocks are whole registers of 128 lanes; and the compiler for v4 doesn't take the kernels yet."""
+    if platform() == "tpu" and device_kind() == "TPU v4":
+        return 'its kernels don\'t compile for TPU v4 ("sublane gather"); use "blockwise"'
     if platform() == "tpu" and call.block is not None and call.block % splash.LANES:
         return f"compute.attention_block={call.block}: on TPUs, use a multiple of {splash.LANES}, or None"
     return None
