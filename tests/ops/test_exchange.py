@@ -37,6 +37,11 @@ def test_auto_moves_the_fewer_rows():
     assert exchange.choose(4, 8, 16) == "all_gather"
 
 
+def test_auto_leaves_out_what_a_chip_refuses(monkeypatch):
+    monkeypatch.setattr(exchange, "device_kind", lambda: "TPU v5 lite")
+    assert exchange.choose(4096, 8, 16) == "all_gather"
+
+
 def test_auto_computes_all_experts_only_where_most_are_picked_and_here():
     assert experts.choose(7, 4) == "dense" and experts.choose(8, 4) == "grouped"
     with jax.set_mesh(sharding.make_mesh(Mesh(data=4, expert=2))):

@@ -12,8 +12,10 @@ from jaxtyping import Array, Float, Int
 
 from transformer.ops.experts import local, products, slots
 from transformer.ops.experts.call import Call, ExpertWeights
-from transformer.sharding import platform
+from transformer.sharding import device_kind, platform
 
+# Whose compiler refuses ragged all-to-all on slices of more than 4x4 (libtpu 0.0.50, docs/experts.md).
+WITHOUT_RAGGED = ("TPU v5 lite",)
 # With fewer assignments than this on a device, the latency of three messages in a row outweighs their bytes.
 FEW_ROWS = 256
 
@@ -63,6 +65,8 @@ def choose(tokens: int, top_k: int, ways: int) -> str:
 
     Off a device go N·k·(ways - 1)/ways rows by all-to-all, N·(ways - 1) by all-gather, and as many come back.
     """
+    if device_kind() in WITHOUT_RAGGED:
+        return "all_gather"
     return "all_gather" if ways <= top_k or tokens * top_k <= FEW_ROWS else "all_to_all"
 
 
