@@ -45,7 +45,11 @@ def test_lists_stand_for_tuples():
         ("compute.remta", "full", "compute.remta='full': unknown field; did you mean compute.remat?"),
         ("optimiser", 1, "optimiser=1: unknown field; did you mean optimizer?"),
         ("mesh.zzz", 2, "mesh.zzz=2: unknown field; known: data, fsdp, expert, tensor"),
-        ("compute.attention", "flash", "compute.attention='flash': use one of ['auto', 'reference', 'blockwise']"),
+        (
+            "compute.attention",
+            "flash",
+            "compute.attention='flash': use one of ['auto', 'reference', 'blockwise', 'splash']",
+        ),
         ("compute.dtype", "float64", "compute.dtype='float64': use one of ['float32', 'bfloat16']"),
         ("compute.unroll", True, "compute.unroll=True: expected int, got bool"),
         ("compute.unroll", 1.0, "compute.unroll=1.0: expected int, got float"),
