@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from benchmarks import kernels
+from benchmarks import attention_kernels as kernels
 from transformer.kernels import blocks
 
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")

@@ -1,7 +1,7 @@
 """Sizes of the blocks in which splash attention works, for each chip: as large as pays and as VMEM holds.
 
-Nothing here was timed on a TPU. `vmem_bytes` is held against the compiler (`benchmarks/kernels.py`, docs/kernels.md);
-`seconds` ranks the sizes that fit, by published peak rates and a fixed price of a step.
+Nothing here was timed on a TPU. `vmem_bytes` is held against the compiler (`benchmarks/attention_kernels.py`,
+docs/kernels.md); `seconds` ranks the sizes that fit, by published peak rates and a fixed price of a step.
 """
 
 import functools

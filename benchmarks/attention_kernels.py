@@ -1,7 +1,7 @@
 """Compiles the attention kernels for TPUs that aren't there, and writes what the compiler made of them.
 
-    python benchmarks/kernels.py --write docs/kernels.md
-    python benchmarks/kernels.py --chips v5e --shapes "gpt-oss local"
+    python benchmarks/attention_kernels.py --write docs/kernels.md
+    python benchmarks/attention_kernels.py --chips v5e --shapes "gpt-oss local"
 
 needs the libtpu of `jax[tpu]` (or TPU_LIBRARY_PATH=.../libtpu.so) and no TPU. Nothing runs, nothing is timed.
 Several at once need ALLOW_MULTIPLE_LIBTPU_LOAD=1.
@@ -173,7 +173,7 @@ def _first_words(error: Exception) -> str:
 
 HEAD = """| shape | chip | pass | blocks q × k × heads | FLOPs / needed | bytes / least | VMEM, MiB | compiled in |
 |---|---|---|---|---|---|---|---|"""
-BEGIN, END = "<!-- table: benchmarks/kernels.py -->", "<!-- end of table -->"
+BEGIN, END = "<!-- table: benchmarks/attention_kernels.py -->", "<!-- end of table -->"
 
 
 def main() -> None:
