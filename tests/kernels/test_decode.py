@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
-from tests.ops.test_attention import dense_buckets
+from tests.ops.attention_formula import dense_buckets
 from transformer.kernels import decode, decode_blocks
 from transformer.ops.attention import Call, Extra, Where
 from transformer.ops.cache import KVCache, quantize

@@ -14,13 +14,13 @@ from safetensors.numpy import save_file
 import transformer
 from tests.checkpoints import common as golden
 from tests.parity import common as parity
-from tests.parity import configs
+from tests.parity import configs, encoder_configs
 from transformer import families
 from transformer.checkpoints import hugging_face, weights
 from transformer.settings import SettingsError
 
 SEEDS = range(6)
-EVERY = {**configs.MAKERS, **configs.ENCODERS}
+EVERY = {**configs.MAKERS, **encoder_configs.MAKERS}
 RANDOM = [f"{family}-{seed}" for family in configs.MAKERS for seed in SEEDS]
 quick_compiles = pytest.fixture(autouse=True, scope="module")(parity.quick_compiles)
 
