@@ -1,11 +1,14 @@
 """Prompts longer and shorter than every tiny window (8), and what each family makes of them."""
 
 import functools
+import types
 
 import jax
 import numpy as np
 
 from tests import common
+from transformer import api
+from transformer.checkpoints import source
 from transformer.generation import Completion, generate
 from transformer.ops.sampling import Sampling
 
@@ -18,6 +21,12 @@ PLAIN = "llama3"
 WITH_MODULE = next(family for family in common.DECODERS if common.tiny_spec(family).mtp)
 # Prompts and what follows them.
 TOTAL = max(LENGTHS) + NEW
+
+
+def stand_in(monkeypatch, loaded: tuple) -> None:
+    """Lets (model, parameters, tokenizer) stand for what any training workdir holds."""
+    monkeypatch.setattr(source, "TrainedRun", lambda workdir: types.SimpleNamespace(spec=loaded[0].spec))
+    monkeypatch.setattr(api, "load", lambda workdir: loaded)
 
 
 def prompts(family: str, seed: int = 0) -> list[list[int]]:

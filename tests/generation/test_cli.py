@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from tests import common
-from tests.generation.common import GREEDY
+from tests.generation.common import GREEDY, stand_in
 from transformer import api, generation, spec
 from transformer.checkpoints import source
 from transformer.generate import main
@@ -26,7 +26,7 @@ COMMON = ["--workdir", "w", "--max-new-tokens", "20"]
 def cli(monkeypatch, capsys):
     """Runs the command line on the tiny model; gives (status, stdout, stderr)."""
     loaded = common.model(FAMILY), common.params(FAMILY), ByteTokenizer()
-    monkeypatch.setattr(api, "load", lambda workdir: loaded)
+    stand_in(monkeypatch, loaded)
 
     def run(*arguments):
         status = main([*COMMON, *arguments])

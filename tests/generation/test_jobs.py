@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests import common
-from tests.generation.common import GREEDY
+from tests.generation.common import GREEDY, stand_in
 from transformer import api, chat, generation
 from transformer.chat import ChatTemplate
 from transformer.generate import main
@@ -24,7 +24,7 @@ PROMPTS = ["The ", "A longer prompt than the others, in another bucket: ", "é"]
 def cli(monkeypatch, capsys):
     """Runs the command line on the tiny model and a tiny template; gives (status, stdout, stderr)."""
     loaded = common.model(FAMILY), common.params(FAMILY), ByteTokenizer()
-    monkeypatch.setattr(api, "load", lambda workdir: loaded)
+    stand_in(monkeypatch, loaded)
     monkeypatch.setattr(chat, "load_template", lambda directory: TEMPLATE)
 
     def run(*arguments):
