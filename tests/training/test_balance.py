@@ -10,18 +10,20 @@ from benchmarks.experts import recovery
 from tests import common
 from tests.training.test_step import a_batch, close
 from transformer import config, sharding
+from transformer.nn import initial
 from transformer.nn.model import Transformer
 from transformer.ops import balance as ops
 from transformer.settings import Balance, Mesh, SettingsError
 from transformer.training import balance
 from transformer.training import step as steps
 from transformer.training.optimizer import make_optimizer
-from transformer.training.state import init_state
+from transformer.training.state import state_of
 
 ALL = Balance(auxiliary=0.3, sequence=0.2, z=0.1)
 CORRECTED, PLAIN = "deepseek_v3", "mixtral"  # sigmoid scores, groups and a correction; a softmax
 
 
+@functools.cache
 def gradient(family: str, accumulate: int, settings: Balance):
     net, batch = common.model(family), a_batch(common.tiny_spec(family).vocab_size)
     run = jax.jit(lambda params: steps.gradients(net, params, batch, accumulate, settings))
@@ -64,20 +66,22 @@ def test_penalty_weighs_each_loss_and_layer_by_itself():
         np.testing.assert_allclose(balance.penalty(Balance(**{name: 2.0}), layers, shares), 2 * value, rtol=1e-5)
 
 
-def run_steps(family: str, mesh: jax.sharding.Mesh, settings: Balance, accumulate: int = 1, steps_: int = 2, **compute):
+def run_steps(family: str, mesh: jax.sharding.Mesh, settings: Balance, accumulate: int = 1):
+    """The state after two steps from random parameters, and the metrics of the second."""
     page = config.load_config(f"{family}:tiny")
     page.data.seq_len, page.data.batch_size = 24, 8
     page.optimizer.warmup_steps = 0
     page.train.update({"steps": 10, "accumulate": accumulate})
     page.balance.update(vars(settings))
-    page.compute.update(dict(experts="grouped") | compute)
+    page.compute.experts = "grouped"
     run = config.resolve(page)
     net = Transformer(run.spec, run.settings.compute)
-    state = init_state(net, make_optimizer(net, run.settings), 0, mesh)
+    params = jax.device_put(common.params(family), initial.param_shardings(net, mesh))
+    state = state_of(params, net, make_optimizer(net, run.settings), mesh)
     place = sharding.batch_sharding(mesh)
     with jax.set_mesh(mesh):
         train_step = jax.jit(steps.make_train_step(net, run.settings))
-        for seed in range(steps_):
+        for seed in range(2):
             state, values = train_step(state, jax.device_put(a_batch(run.spec.vocab_size, seed), place))
     return state, values
 
@@ -112,10 +116,10 @@ def test_correction_is_the_same_on_all_devices_and_however_the_batch_is_cut(size
 
 
 def test_correction_moves_once_a_step_and_by_nothing_else():
-    """Two steps at 0.01: every entry is 0 or ±0.01 or ±0.02; the optimiser leaves it alone."""
-    (state, values) = on_one_device()
-    for array in corrections(state.params).values():
-        moved = np.abs(np.asarray(array)) / 0.01
+    """Two steps at 0.01: every entry moves by 0 or ±0.01 or ±0.02; the optimiser leaves it alone."""
+    (state, values), before = on_one_device(), corrections(common.params(CORRECTED))
+    for name, array in corrections(state.params).items():
+        moved = np.abs(np.asarray(array) - before[name]) / 0.01
         np.testing.assert_allclose(moved, np.round(moved), atol=1e-3)
         assert 0 < moved.max() <= 2
     for layer in values["experts"].values():
@@ -124,9 +128,11 @@ def test_correction_moves_once_a_step_and_by_nothing_else():
 
 
 def test_dropped_tokens_are_reported():
-    mesh = sharding.make_mesh(Mesh(), jax.devices()[:1])
-    _, values = run_steps(PLAIN, mesh, Balance(), steps_=1, experts="capacity", expert_capacity=0.25)
-    for layer in values["experts"].values():
+    net = common.model(PLAIN, experts="capacity", expert_capacity=0.25)
+    batch = a_batch(net.spec.vocab_size)
+    _, sums = jax.jit(lambda params: steps.loss_sums(net, params, batch))(common.params(PLAIN))
+    assert sums["loads"]
+    for layer in balance.metrics(sums["loads"]).values():
         assert (layer["dropped"] > 0.05).all() and (layer["dropped"] < 1).all()
 
 
