@@ -44,7 +44,7 @@ def test_lists_stand_for_tuples():
     [
         ("compute.remta", "full", "compute.remta='full': unknown field; did you mean compute.remat?"),
         ("optimiser", 1, "optimiser=1: unknown field; did you mean optimizer?"),
-        ("mesh.zzz", 2, "mesh.zzz=2: unknown field; known: data, fsdp, expert, tensor"),
+        ("mesh.zzz", 2, "mesh.zzz=2: unknown field; known: slice, data, fsdp, expert, context, tensor"),
         (
             "compute.attention",
             "flash",

@@ -38,6 +38,7 @@ class Compute:
 
     dtype: DType = "float32"  # of activations and matmuls; parameters are float32
     attention: Literal["auto", "reference", "blockwise", "splash"] = "auto"
+    context_attention: Literal["auto", "gather", "ring"] = "auto"  # how keys cross mesh.context; ops/attention/context
     attention_block: int | None = None  # rows of a query or key block of `blockwise` and `splash`; None: their choice
     decode_attention: Literal["auto", "xla", "kernel"] = "auto"  # few queries over a cache; "auto": kernel on TPUs
     experts: Literal["auto", "dense", "grouped", "capacity"] = "auto"  # "capacity" drops what overflows, others nothing
@@ -47,7 +48,7 @@ class Compute:
     remat: Literal["none", "dots", "full"] = "none"
     unroll: int = 1  # body repeats unrolled per scan step
     loss_chunk: int = 8192  # vocabulary columns of logits alive at once
-    rules: Literal["default"] = "default"  # preset of sharding.py: logical axes -> mesh axes
+    rules: Literal["default", "decode"] = "default"  # preset of sharding.py: logical axes -> mesh axes
 
     def __post_init__(self):
         block = self.attention_block
@@ -64,9 +65,11 @@ class Compute:
 class Mesh:
     """Sizes of the device mesh; -1 for one axis takes the devices that the others leave."""
 
+    slice: int = 1  # batch split over slices that a data centre's network joins, parameters replicated
     data: int = -1  # batch split, parameters replicated
     fsdp: int = 1  # batch and parameters split (ZeRO-3)
     expert: int = 1  # batch and experts split; tokens travel to their experts
+    context: int = 1  # rows split along their length, and parameters; keys travel to the queries
     tensor: int = 1  # heads, hidden and vocabulary split (Megatron)
 
     def __post_init__(self):

@@ -148,7 +148,8 @@ class Attention(nn.Module):
             sinks = parameter(self, "sinks", nn.initializers.zeros_init(), (s.num_heads,), (ax.HEADS,))
         biased = isinstance(s.relative, spec.RelativeBias)
         relative, block = s.relative if biased else None, self.compute.attention_block
-        call = attention.Call(s.mask, s.scale, s.softcap, aligned, relative, block, self.compute.rules)
+        how = self.compute.rules, self.compute.context_attention
+        call = attention.Call(s.mask, s.scale, s.softcap, aligned, relative, block, *how)
         return call, Extra(sinks, table if biased else None)
 
     def _capture(self, call: attention.Call, q, k, where: Where, extra: Extra) -> None:

@@ -114,7 +114,8 @@ class LatentAttention(nn.Module):
 
     def _call(self, aligned: bool) -> attention.Call:
         compute, s = self.compute, self.spec
-        return attention.Call(s.mask, s.scale, aligned=aligned, block=compute.attention_block, rules=compute.rules)
+        how = compute.attention_block, compute.rules, compute.context_attention
+        return attention.Call(s.mask, s.scale, None, aligned, None, *how)
 
     def _capture(self, call: attention.Call, q, k, where: Where) -> None:
         capture(self, "probabilities", reference.probabilities(call, q, k, where))

@@ -75,6 +75,7 @@ class _Loop:
         data.check_vocabulary(self.tokenizer, run.spec.vocab_size)
         shape = shape_of(run.spec)
         self.lengths = make_objective(settings.data, self.tokenizer, shape).lengths
+        self._check_lengths()
         self.optimizer = make_optimizer(self.model, settings)
         self.like = abstract_state(self.model, self.optimizer, self.mesh)
         texts, processes = (settings.data, self.tokenizer, shape), (jax.process_index(), jax.process_count())
@@ -95,6 +96,13 @@ class _Loop:
         self.train_step = compile_train_step(self.model, settings)
         self.eval_step = jax.jit(make_eval_step(self.model, settings.train.mtp_weight))
         self.stop = False
+
+    def _check_lengths(self) -> None:
+        rules, stack = self.settings.compute.rules, self.model.spec.trunk
+        if "source" in self.lengths:
+            sharding.check_length("data.seq_len", self.lengths["source"], self.mesh, rules=rules)
+        name = "data.target_len" if "source" in self.lengths else "data.seq_len"
+        sharding.check_length(name, self.lengths["columns"], self.mesh, stack.uneven, rules)
 
     def run_all(self) -> Result:
         """Restores or initialises, then steps to the end or to a signal."""
