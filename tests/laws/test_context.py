@@ -15,14 +15,16 @@ from transformer.settings import Balance, Mesh
 from transformer.training import step as steps
 
 LENGTH = 48
-# One of each shape, of windows and full layers with and without learned sinks, and of latents with all of a mixture.
-OFTEN = {
+# One of each shape, and of windows and full layers with and without learned sinks.
+MESHES = {
     "deepseek_v3": dict(data=1, expert=2, context=2, tensor=2),
     "gemma3": dict(data=2, context=4),
     "gpt_oss": dict(data=1, context=8),
     "t5": dict(slice=2, data=1, context=4),
 }
 OTHERWISE = dict(data=1, fsdp=2, context=2, tensor=2)
+# Latents, all of a mixture, and tokens further ahead: what crosses the borders of devices beside attention.
+OFTEN = ("deepseek_v3",)
 FAMILIES = [pytest.param(f, marks=[] if f in OFTEN else [pytest.mark.slow]) for f in common.FAMILIES]
 
 
@@ -42,17 +44,18 @@ def batch_of(family: str) -> dict[str, np.ndarray]:
 
 
 def gradients(family: str, params, batch):
-    """Of two microbatches, recomputed in the backward pass; and the sums."""
+    """Of two microbatches, and the sums."""
     routed, foretold = common.routes(family), common.tiny_spec(family).mtp is not None
-    net = common.model(family, attention="auto", remat="full", experts="grouped" if routed else "dense")
-    balance = Balance(auxiliary=0.02, sequence=0.01, z=0.001) if routed else Balance()
+    remat = "none" if family in OFTEN else "full"
+    net = common.model(family, attention="auto", remat=remat, experts="grouped" if routed else "dense")
+    balance = Balance(sequence=0.01, z=0.001) if routed else Balance()
     run = functools.partial(steps.gradients, net, accumulate=2, balance=balance, mtp_weight=0.3 if foretold else 0.0)
     return jax.jit(run)(params, batch)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_is_one_devices(family):
-    sizes, params, batch = OFTEN.get(family, OTHERWISE), common.params(family), batch_of(family)
+    sizes, params, batch = MESHES.get(family, OTHERWISE), common.params(family), batch_of(family)
     want, want_sums = jax.device_get(gradients(family, params, batch))
     mesh = sharding.make_mesh(Mesh(**sizes))
     with jax.set_mesh(mesh):
