@@ -15,6 +15,7 @@ from transformer.checkpoints import source as sources
 from transformer.checkpoints.workdir import Workdir, WorkdirError
 from transformer.config import Run
 from transformer.nn.model import Transformer
+from transformer.ops.experts import products
 from transformer.tokenizer import Tokenizer, load_tokenizer
 from transformer.training import data, metrics, pairs
 from transformer.training.examples import shape_of
@@ -94,7 +95,8 @@ class _Loop:
         self.asked = pairs.pairs(settings.data, "validation")[:asked] if asked else []
         self.quiet = quiet or jax.process_index() != 0
         self.train_step = compile_train_step(self.model, settings)
-        self.eval_step = jax.jit(make_eval_step(self.model, settings.train.mtp_weight))
+        eval_step = make_eval_step(self.model, settings.train.mtp_weight)
+        self.eval_step = jax.jit(eval_step, compiler_options=products.compiler_options())
         self.stop = False
 
     def _check_lengths(self) -> None:

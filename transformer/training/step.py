@@ -13,6 +13,7 @@ from transformer import sharding
 from transformer.nn import moe
 from transformer.nn.context import Source
 from transformer.nn.model import Transformer
+from transformer.ops.experts import products
 from transformer.settings import Balance, Settings
 from transformer.training import balance as balancing
 from transformer.training.optimizer import learning_rate, make_optimizer
@@ -169,4 +170,4 @@ def make_eval_step(model: Transformer, mtp_weight: float = 0.0) -> Callable[[dic
 
 def compile_train_step(model: Transformer, settings: Settings):
     """`make_train_step` under jit with the state donated; call it inside `jax.set_mesh(mesh)`."""
-    return jax.jit(make_train_step(model, settings), donate_argnums=0)
+    return jax.jit(make_train_step(model, settings), donate_argnums=0, compiler_options=products.compiler_options())
