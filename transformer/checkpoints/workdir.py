@@ -132,7 +132,7 @@ class Workdir:
         if step in self.manager.all_steps():
             return
         texts = {"data": dict(data), "identity": dict(identity)}
-        with self._writing():
+        with self.writing():
             self.manager.save(
                 step,
                 args=ocp.args.Composite(
@@ -143,7 +143,8 @@ class Workdir:
             )
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[None]:
+        """Raises `WorkdirError` where what is written finds no room on the disk."""
         try:
             yield
         except Exception as error:
@@ -153,8 +154,7 @@ class Workdir:
             step = max(self._whole_steps(), default=None)
             rest = "no checkpoint is whole yet" if step is None else f"the checkpoint of step {step} is whole"
             raise WorkdirError(
-                f"workdir={str(self.path)!r}: a checkpoint can't be written ({why}); {rest}. Make room, and the same "
-                "command resumes"
+                f"workdir={str(self.path)!r}: can't be written ({why}); {rest}. Make room, and the same command resumes"
             ) from error
 
     def _whole_steps(self) -> list[int]:
@@ -252,7 +252,7 @@ class Workdir:
           WorkdirError: there was no room for it.
         """
         if self._manager is not None:
-            with self._writing():
+            with self.writing():
                 self._manager.wait_until_finished()
 
     def close(self) -> None:

@@ -125,7 +125,9 @@ class _Loop:
         state = self._initial_state()
         step, steps = int(state.step), self.settings.train.steps
         self.progress = metrics.ProgressLine(step, steps, self.quiet)
-        self.log = metrics.MetricsLog(self.workdir.path, step, step == steps) if jax.process_index() == 0 else None
+        with self.workdir.writing():
+            first = jax.process_index() == 0
+            self.log = metrics.MetricsLog(self.workdir.path, step, step == steps) if first else None
         start = f"from {self.source['path']}" if self.source else "from scratch"
         self.progress.say(f"{self._headline()}; {f'resumed at step {step}' if step else start}")
         self.peak = metrics.peak_flops(self.settings.compute.dtype) if self.count_flops else None
@@ -144,10 +146,11 @@ class _Loop:
         finally:
             self.progress.close()
             self.batches.close()
-            if self.log:
-                self.log.close()
-            if clean or not distributed.joined():  # else it would wait for the others, who don't come
-                self.workdir.close()
+            with self.workdir.writing():
+                if clean or not distributed.joined():  # else it would wait for the others, who don't come
+                    self.workdir.close()
+                if self.log:
+                    self.log.close()
         return Result(state, evaluation, finished=step == steps)
 
     def _headline(self) -> str:
@@ -214,7 +217,8 @@ class _Loop:
 
     def _record(self, step: int, kind: str, values: dict[str, Any]) -> None:
         if self.log:
-            self.log.write(step, kind, values)
+            with self.workdir.writing():
+                self.log.write(step, kind, values)
         if kind == "train":
             self.progress.record(step, values)
 
@@ -243,7 +247,8 @@ class _Loop:
             text = self.sampler(self.model, params, self.tokenizer)
             self.progress.say(f"step {step}: sample\n{text}")
             if self.log:
-                self.log.text(step, "sample", text)
+                with self.workdir.writing():
+                    self.log.text(step, "sample", text)
 
     def _save(self, step: int, state: TrainState) -> None:
         if step:
