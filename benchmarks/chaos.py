@@ -248,9 +248,10 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="a page with the marks between which the table goes")
     flags = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="chaos-"))
+    programs = str(flags.programs or root / "programs")
     os.environ |= {
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}", "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": str(flags.programs or root / "programs"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_COMPILATION_CACHE_DIR": programs, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_COMPILATION_CACHE_MAX_SIZE": str(2**30), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }  # fmt: skip
     sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -1,7 +1,9 @@
 """Who takes part in a run: what flags, variables and launchers say, and how they are refused where they disagree."""
 
+import numpy as np
 import pytest
 
+from transformer import distributed
 from transformer.distributed import Cluster, DistributedError, read_cluster
 
 ADDRESS = "10.0.0.2:8476"
@@ -53,3 +55,33 @@ def test_contradictions_and_gaps_are_named(flags, environ, words):
     with pytest.raises(DistributedError) as caught:
         read_cluster(*flags, environ)
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_all_get_past_a_block_or_none(monkeypatch):
+    """Two processes, of which the other one's side is played."""
+    told = []
+
+    def gather(values):
+        told.append(int(values))
+        return np.stack([values, other])
+
+    monkeypatch.setattr(distributed, "_gather", gather)
+    other = np.zeros((), np.int32)
+    with distributed.together("reading"):
+        pass
+    with pytest.raises(KeyError), distributed.together("reading"):
+        raise KeyError("mine")
+    other = np.ones((), np.int32)
+    with pytest.raises(DistributedError, match="process 1 failed while reading"), distributed.together("reading"):
+        pass
+    assert told == [0, 1, 0]
+
+
+def test_another_config_in_another_process_is_refused(monkeypatch):
+    monkeypatch.setattr(
+        distributed, "_gather", lambda values: np.stack([values, values + (np.arange(len(values)) == 1)])
+    )
+    with pytest.raises(DistributedError, match="the config: process 1 has another than process 0"):
+        distributed.check_same(b"abc", "the config")
+    monkeypatch.setattr(distributed, "_gather", lambda values: np.stack([values, values]))
+    distributed.check_same(b"abc", "the config")

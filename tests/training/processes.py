@@ -20,14 +20,19 @@ def free_port() -> int:
 
 
 def start(
-    workdir: Path, processes: int, devices: int, config: str, fields: dict, flags: Sequence[str] = (), **variables: str
+    workdir: Path,
+    processes: int,
+    devices: int,
+    config: str,
+    fields: dict,
+    flags: Sequence[str] = (),
 ) -> list[subprocess.Popen]:
     """`processes` of `devices` CPU devices each; their outputs, both streams in one, are pipes."""
     command = [sys.executable, "train.py", f"--config={config}", f"--workdir={workdir}", *flags]
     command += [f"--config.{name}={value}" for name, value in fields.items()]
     environment = {
         **os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": os.environ.get("TRANSFORMER_TEST_CACHE", ""), **variables,
+        "JAX_COMPILATION_CACHE_DIR": os.environ.get("TRANSFORMER_TEST_CACHE", ""),
     }  # fmt: skip
     where = ("--coordinator", f"127.0.0.1:{free_port()}", "--num-processes", str(processes), "--process-id")
     return [
