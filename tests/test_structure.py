@@ -23,6 +23,7 @@ FLOORS = {
     "transformer.ops": 1,
     "transformer.kernels": 1,
     "transformer.sharding": 1,
+    "transformer.distributed": 1,
     "transformer.tokenizer": 1,
     "transformer.nn": 2,
     "transformer.families": 3,

@@ -187,6 +187,8 @@ class Train:
     eval_pairs: int = 0  # held-out pairs that the model must answer exactly, for data.objective="pairs"; 0: none
     checkpoint_every: int = 100
     keep_checkpoints: int = 2
+    check_replicas_every: int = 0  # steps after which copies of parameters and state on all devices are compared
+    watchdog_seconds: float = 0.0  # a run that does nothing for so long ends, with all stacks; 0: it waits for ever
     sample_every: int = 0
     sample_prompts: tuple[str, ...] = ("The ",)
     sample_tokens: int = 200
@@ -195,8 +197,10 @@ class Train:
     def __post_init__(self):
         for name in ("steps", "accumulate", "eval_batches", "keep_checkpoints", "sample_tokens", "log_every"):
             check(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "use at least 1")
-        for name in ("eval_every", "checkpoint_every", "sample_every"):
+        for name in ("eval_every", "checkpoint_every", "sample_every", "check_replicas_every"):
             check(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "use 0 (never) or more steps")
+        patience = self.watchdog_seconds
+        check(0 <= patience < math.inf, "train.watchdog_seconds", patience, "use 0 (never) or a number of seconds")
         check(self.eval_pairs >= 0, "train.eval_pairs", self.eval_pairs, "use 0 (none) or more pairs")
         check(
             bool(self.sample_prompts) or not self.sample_every,
