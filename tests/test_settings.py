@@ -7,7 +7,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from transformer import settings, spec
-from transformer.settings import Compute, Data, Mesh, Optimizer, Settings, SettingsError, Train, from_mapping
+from transformer.mapping import from_mapping
+from transformer.settings import Compute, Data, Mesh, Optimizer, Settings, SettingsError, Train
 from transformer.spec import SpecError
 
 

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from transformer.ops import relative_bias
@@ -73,4 +74,5 @@ def attend(
     weights = probabilities(call, q, k, where, extra).astype(v.dtype)
     weights = weights.reshape(batch, kv_heads, heads // kv_heads, length, keys)
     out = jnp.einsum("bkgts,bksh->bkgth", weights, jnp.transpose(v, (0, 2, 1, 3)))
-    return jnp.transpose(out, (0, 3, 1, 2, 4)).reshape(batch, length, heads, v.shape[-1]).astype(q.dtype)
+    out = jnp.transpose(out, (0, 3, 1, 2, 4)).reshape(batch, length, heads, v.shape[-1]).astype(q.dtype)
+    return checkpoint_name(out, "attended")
