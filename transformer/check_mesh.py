@@ -72,6 +72,8 @@ def find_devices(count: int) -> list[jax.Device]:
     with contextlib.suppress(RuntimeError):  # it has started, with what it has
         jax.config.update("jax_num_cpu_devices", count)
     found = jax.devices()
+    if found[0].platform == "cpu":  # such small models spend their time in the compiler
+        jax.config.update("jax_disable_most_optimizations", True)
     if len(found) < count:
         kind = found[0].device_kind
         remedy = f"use --devices={len(found)}, or JAX_PLATFORMS=cpu, which has as many as it is asked for"

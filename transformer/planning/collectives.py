@@ -8,7 +8,7 @@ for an all-reduce (which is both), n for a permutation. Loops multiply what is i
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -176,15 +176,18 @@ def _axes(attributes: str, mesh: Mapping[str, int]) -> tuple[tuple[str, ...] | N
         moved = [_places(pair, mesh) for pair in _groups(pairs[1])]
         return tuple(name for name in mesh if any(a[name] != b[name] for a, b in moved)), 2
     groups = _replica_groups(attributes, math.prod(mesh.values()))
-    size = len(groups[0])
-    devices = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
     for count in range(len(mesh) + 1):
         for axes in itertools.combinations(mesh, count):
-            inside = [list(mesh).index(axis) for axis in axes]
-            along = np.moveaxis(devices, inside, range(-count, 0)).reshape(-1, math.prod(mesh[a] for a in axes))
-            if {frozenset(g) for g in groups} == {frozenset(g) for g in along.tolist()}:
-                return axes, size
-    return None, size
+            if {frozenset(g) for g in groups} == {frozenset(g) for g in _along(mesh, axes)}:
+                return axes, len(groups[0])
+    return None, len(groups[0])
+
+
+def _along(mesh: Mapping[str, int], axes: Sequence[str]) -> list[list[int]]:
+    """The devices in groups that differ in their place on `axes` alone."""
+    inside = [list(mesh).index(axis) for axis in axes]
+    devices = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
+    return np.moveaxis(devices, inside, range(-len(axes), 0)).reshape(-1, math.prod(mesh[a] for a in axes)).tolist()
 
 
 def _places(ids: list[int], mesh: Mapping[str, int]) -> list[dict[str, int]]:
@@ -196,10 +199,14 @@ def _groups(text: str) -> list[list[int]]:
 
 
 def _replica_groups(attributes: str, devices: int) -> list[list[int]]:
-    """Written out, as a transposed and reshaped range, or, where empty, all devices."""
+    """Written out, by axes of a mesh, as a transposed and reshaped range, or, where empty, all devices."""
     listed = re.search(r"replica_groups=\{((?:\{[\d,]+\},?)*)\}", attributes)
     if listed:
         return _groups(listed[1]) or [list(range(devices))]
+    named = re.search(r"replica_groups=mesh\[([^\]]*)\] ?\{([\w',]*)\}", attributes)
+    if named:
+        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", named[1])}
+        return _along(sizes, re.findall(r"'(\w+)'", named[2]))
     ranged = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes)
     if not ranged:
         raise ValueError(f"replica groups in an unknown form: {attributes[:200]}")
