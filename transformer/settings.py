@@ -199,7 +199,7 @@ class Train:
 
     steps: int = 300
     accumulate: int = 1  # microbatches per optimiser step; must divide data.batch_size
-    grad_dtype: DType = "float32"  # in which gradients are summed over microbatches and devices
+    accumulate_dtype: DType = "float32"  # of the sum of the microbatches' gradients
     mtp_weight: float = 0.0  # of multi-token prediction in the loss; positive in models that have it, else 0
     label_smoothing: float = 0.0  # share of the target that the loss spreads evenly over the vocabulary
     log_every: int = 10
@@ -214,6 +214,8 @@ class Train:
     sample_temperature: float = 0.7
 
     def __post_init__(self):
+        kind, remedy = self.accumulate_dtype, 'train.accumulate=1 sums nothing; use "float32"'
+        check(kind == "float32" or self.accumulate > 1, "train.accumulate_dtype", kind, remedy)
         for name in ("steps", "accumulate", "eval_batches", "keep_checkpoints", "sample_tokens", "log_every"):
             check(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "use at least 1")
         for name in ("eval_every", "checkpoint_every", "sample_every"):

@@ -18,7 +18,7 @@ def _tokens() -> jax.Array:
 
 def abstract_params(model: Transformer) -> dict:
     """Parameter shapes boxed with their logical axis names; nothing is computed."""
-    return jax.eval_shape(lambda key: model.init(key, _tokens()), jax.random.key(0))["params"]
+    return jax.eval_shape(lambda: model.init(jax.random.key(0), _tokens()))["params"]
 
 
 def is_named(x) -> bool:
