@@ -90,6 +90,11 @@ def compiled(run: config.Run, devices: list, apart: bool):
         return compile_train_step(model, run.settings).lower(state, shapes).compile(APART if apart else None)
 
 
+def devices_of(topology: str) -> list:
+    """Devices of a slice that isn't there."""
+    return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+
+
 def check_rows(verdicts: list[Verdict]) -> list[str]:
     """What was compared, a line a family."""
     lines = []
@@ -153,7 +158,7 @@ def main() -> None:
         made = (check_rows(check_mesh.check([family], 8, args.meshes)) for family in args.families)
     else:
         topology = args.topology or ("v5p:2x2x2" if args.section == "traffic" else "v5p:2x2x1")
-        devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+        devices = devices_of(topology)
         row, names = (traffic_row, args.meshes or PRESETS) if args.section == "traffic" else (memory_row, args.policies)
         made = ([row(name, topology, devices)] for name in names)
     for rows in made:

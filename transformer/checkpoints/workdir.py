@@ -22,7 +22,8 @@ from transformer.tokenizer import Tokenizer, load_tokenizer
 # Fields that a resumed run may change: they alter where and how often things happen, or rounding, not the run.
 FREE = ("mesh.", "train.log_every", "train.eval_", "train.checkpoint_every", "train.keep_", "train.sample_",
         "compute.attention", "compute.decode_attention", "compute.expert_exchange", "compute.expert_buffer",
-        "compute.remat", "compute.unroll", "compute.loss_chunk", "compute.rules")  # fmt: skip
+        "compute.remat", "compute.offload", "optimizer.moments_memory", "compute.unroll", "compute.loss_chunk",
+        "compute.rules")  # fmt: skip
 
 
 # Files beside a tokenizer.json that say how its texts begin, end and take turns.
