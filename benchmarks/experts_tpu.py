@@ -27,7 +27,6 @@ from jax.experimental import topologies
 from benchmarks import pages
 from transformer import config, sharding, spec
 from transformer.nn.model import Transformer
-from transformer.training.optimizer import make_optimizer
 from transformer.training.state import abstract_state
 from transformer.training.step import compile_train_step
 
@@ -132,7 +131,7 @@ def main() -> None:
     run = resolved(args)
     mesh = sharding.make_mesh(run.settings.mesh, devices)
     model = Transformer(run.spec, run.settings.compute)
-    state = abstract_state(model, make_optimizer(model, run.settings), mesh)
+    state = abstract_state(model, run.settings, mesh)
     # Made outside of the mesh, on which nothing can be computed.
     train_step, batch, start = compile_train_step(model, run.settings), abstract_batch(run, mesh), time.process_time()
     with jax.set_mesh(mesh):

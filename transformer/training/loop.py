@@ -22,7 +22,6 @@ from transformer.training import data, metrics, pairs
 from transformer.training.examples import shape_of
 from transformer.training.feed import Feed
 from transformer.training.objectives import make_objective
-from transformer.training.optimizer import make_optimizer
 from transformer.training.pairs import Pair
 from transformer.training.replicas import ReplicaGuard
 from transformer.training.state import TrainState, abstract_state, init_state, state_of
@@ -103,8 +102,7 @@ class _Loop:
         shape = shape_of(run.spec)
         self.lengths = make_objective(settings.data, self.tokenizer, shape).lengths
         self._check_lengths()
-        self.optimizer = make_optimizer(self.model, settings)
-        self.like = abstract_state(self.model, self.optimizer, self.mesh)
+        self.like = abstract_state(self.model, settings, self.mesh)
         self.feed = Feed(self.mesh, settings.data.batch_size, settings.compute.rules)
         texts = settings.data, self.tokenizer, shape
         self.batches = data.train_iterator(*texts, self.feed.rows)
@@ -180,12 +178,12 @@ class _Loop:
 
     def _first_state(self) -> TrainState:
         if self.source is None:
-            return init_state(self.model, self.optimizer, self.settings.seed, self.mesh)
+            return init_state(self.model, self.settings, self.mesh)
         source, like = sources.open_source(self.source["path"]), self.like.params
         total = sum(sources.sizes(like).values())
         with sources.progress_bar(total, f"reading {source.path.name}", not self.quiet) as advance:
             params = source.read_params(like, "float32", lambda path, count: advance(count))
-        return state_of(params, self.model, self.optimizer, self.mesh)
+        return state_of(params, self.model, self.settings, self.mesh)
 
     def _steps(self, state: TrainState, step: int, steps: int) -> tuple[TrainState, int, dict[str, float]]:
         train = self.settings.train

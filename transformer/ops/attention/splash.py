@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
@@ -58,7 +59,7 @@ def _save(call: Call, q: Array, k: Array, v: Array, where: Where, extra: Extra):
     at = _Specs.of(call, q, k, where)
     inputs = at and (at.queries, at.keys, at.keys, at.rows, at.extra(extra))
     run = _on_each_device(forward, call, inputs, at and (at.queries, at.totals))
-    out, log_total = run(q, k, v, where, extra)
+    out, log_total = (checkpoint_name(x, "attended") for x in run(q, k, v, where, extra))
     return out, (q, k, v, where, extra, out, log_total)
 
 
