@@ -86,7 +86,7 @@ SHAPES = {
     "DeepSeek-V3, int8 cache": Shape(8, (128, 1), (576, 0), 4096, shares=512, kept="int8"),
 }
 
-UNMOVED = ("bitcast", "tuple", "get-tuple-element", "parameter", "constant", "copy-done")
+UNMOVED = ("bitcast", "tuple", "get-tuple-element", "parameter", "constant")
 # Rows x slots of a whole layer's step.
 STEPS = ("8x4096", "64x4096", "64x32768")
 
@@ -139,19 +139,23 @@ def copies(text: str, numbers: int) -> int:
 def moved_bytes(text: str, kernel: int) -> int:
     """Bytes that the operations of a program read from HBM and write there, `kernel` of them by the decode kernel.
 
-    The compiler's own sum counts what lies in VMEM already, and both loads of what is loaded for the next call, too.
+    The compiler's own sum counts what lies in nearer memories, and both loads of what is loaded for the next call, too.
     Scatters are in place: what they move is too little to count.
     """
-    here, total = {}, 0
-    for name, kind, operation, rest in re.findall(r"^\s*(?:ROOT )?%(\S+) = (.*?) ([\w\-]+)\((.*)$", _entry(text), re.M):
-        here[name] = sum(_hbm_bytes(*part) for part in re.findall(r"(\w+)\[([\d,]*)\]\{([^}]*)\}", kind))
-        operands = sum(here.get(operand, 0) for operand in re.findall(r"%([\w.\-]+)", rest.split("), ")[0]))
-        if operation == "custom-call" and name.startswith("decode_attention"):
+    here, early, total = {}, set(), 0
+    line = re.compile(r"^\s*(?:ROOT )?%(\S+) = (.*?) ([\w\-]+)\((.*)$", re.MULTILINE)
+    for name, kind, operation, rest in line.findall(_entry(text)):
+        operands = re.findall(r"%([\w.\-]+)", rest.split("), ")[0])
+        read, here[name] = sum(here.get(operand, 0) for operand in operands), _bytes(kind)
+        if operation.endswith("-start"):  # what it takes along is counted where it arrives
+            here[name] = 0
+            early |= {name} if "cross_program_prefetch" in rest else set()
+        elif operation.endswith("-done"):
+            total += here[name] + (0 if operands[0] in early else _bytes(kind, everywhere=True))
+        elif name.startswith("decode_attention"):
             total += kernel
-        elif operation == "copy-start":
-            total += 0 if "cross_program_prefetch" in rest else operands
         elif operation not in UNMOVED and not name.startswith("scatter"):
-            total += here[name] + operands
+            total += read + here[name]
     return total
 
 
@@ -160,9 +164,13 @@ def _entry(text: str) -> str:
     return text[text.index("\nENTRY") :]
 
 
-def _hbm_bytes(dtype: str, dims: str, layout: str) -> int:
-    width = {"bf16": 2, "f32": 4, "s32": 4, "s8": 1, "pred": 1}.get(dtype, 0)
-    return 0 if "S(" in layout else width * math.prod(int(n) for n in dims.split(",") if n)
+def _bytes(kind: str, everywhere: bool = False) -> int:
+    """Bytes of the arrays of a type that lie in HBM, or of all."""
+    width, total = {"bf16": 2, "f32": 4, "s32": 4, "s8": 1, "pred": 1}, 0
+    for dtype, dims, layout in re.findall(r"(\w+)\[([\d,]*)\]\{([^}]*)\}", kind):
+        if everywhere or "S(" not in layout:
+            total += width.get(dtype, 0) * math.prod(int(n) for n in dims.split(",") if n)
+    return total
 
 
 def measure(name: str, chip: str) -> dict:
