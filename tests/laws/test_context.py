@@ -23,9 +23,6 @@ MESHES = {
     "t5": dict(slice=2, data=1, context=4),
 }
 OTHERWISE = dict(data=1, fsdp=2, context=2, tensor=2)
-# Latents, all of a mixture, and tokens further ahead: what crosses the borders of devices beside attention.
-OFTEN = ("deepseek_v3",)
-FAMILIES = [pytest.param(f, marks=[] if f in OFTEN else [pytest.mark.slow]) for f in common.FAMILIES]
 
 
 def batch_of(family: str) -> dict[str, np.ndarray]:
@@ -44,16 +41,26 @@ def batch_of(family: str) -> dict[str, np.ndarray]:
 
 
 def gradients(family: str, params, batch):
-    """Of two microbatches, and the sums."""
+    """Of two microbatches, recomputed in the backward pass; and the sums."""
     routed, foretold = common.routes(family), common.tiny_spec(family).mtp is not None
-    remat = "none" if family in OFTEN else "full"
-    net = common.model(family, attention="auto", remat=remat, experts="grouped" if routed else "dense")
+    net = common.model(family, attention="auto", remat="full", experts="grouped" if routed else "dense")
     balance = Balance(sequence=0.01, z=0.001) if routed else Balance()
     run = functools.partial(steps.gradients, net, accumulate=2, balance=balance, mtp_weight=0.3 if foretold else 0.0)
     return jax.jit(run)(params, batch)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+def test_losses_and_gradients_are_one_devices():
+    """Of windows and full layers in turns; by default, for what a step adds to it is slow."""
+    family, mesh = "gemma3", sharding.make_mesh(Mesh(data=2, context=4))
+    net = common.model(family)
+    with jax.set_mesh(mesh):
+        params = jax.device_put(common.params(family), initial.param_shardings(net, mesh))
+        got = common.objective(net)(params, jax.device_put(common.packed_batch(family), sharding.batch_sharding(mesh)))
+    common.assert_same(jax.device_get(got), common.packed_result(family))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", common.FAMILIES)
 def test_a_step_is_one_devices(family):
     sizes, params, batch = MESHES.get(family, OTHERWISE), common.params(family), batch_of(family)
     want, want_sums = jax.device_get(gradients(family, params, batch))

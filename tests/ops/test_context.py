@@ -129,6 +129,10 @@ def cases():
             case = ("blockwise", "reference")[(i + j // 2) % 2], exchange, order, name, sizes
             ident = "-".join([*case[:-1], *(f"{axis}{size}" for axis, size in sizes.items())])
             yield pytest.param(*case, marks=[] if often else [pytest.mark.slow], id=ident)
+    # Kernels, interpreted.
+    for name, exchange, order in (("window-sinks", "auto", "zigzag"), ("prefix-sinks-bias", "ring", "zigzag")):
+        case = "splash", exchange, order, name, dict(context=4)
+        yield pytest.param(*case, marks=pytest.mark.slow, id=f"splash-{name}")
 
 
 @pytest.mark.parametrize(("body", "exchange", "order", "name", "sizes"), [*cases()])

@@ -96,7 +96,7 @@ def on_one_device():
     ("sizes", "accumulate"),
     [
         pytest.param(dict(data=2, fsdp=1, expert=2), 2, marks=pytest.mark.slow),
-        (dict(data=1, fsdp=2, expert=1, tensor=2), 1),
+        (dict(data=1, context=2, tensor=2), 1),
     ],
 )
 def test_correction_is_the_same_on_all_devices_and_however_the_batch_is_cut(sizes, accumulate):

@@ -26,6 +26,7 @@ from jaxtyping import Array, Float, Int
 from transformer import axes as ax
 from transformer.ops.attention.call import Call, Extra, Where, deltas, gradients_of_extra
 from transformer.sharding import mesh_axes, partition_spec
+from transformer.spec import Mask
 
 log = logging.getLogger(__name__)
 
@@ -69,35 +70,37 @@ def attend(
     Raises:
       ShardingError: the mesh can't split the batch, the heads or the lengths.
     """
-    return _attend(plan(body, call, q.shape[1], k.shape[1], where), q, k, v, where, extra)
+    return _attend(plan(body, call, k.shape[1], where), q, k, v, where, extra)
 
 
-def plan(body: ModuleType, call: Call, q_length: int, k_length: int, where: Where) -> Plan:
+def plan(body: ModuleType, call: Call, k_length: int, where: Where) -> Plan:
     """What `call.exchange` stands for in this call; "auto" logs its choice once.
 
-    A window that ends within the chunk before takes tails, everything else the ring. The ring ends where a window does.
+    A window that ends within the chunk before takes tails, everything else the ring, which ends where a window does.
     """
     mesh, mask = jax.sharding.get_abstract_mesh(), call.mask
     (axis,) = mesh_axes(ax.LENGTH, mesh, call.rules)
-    ways = mesh.shape[axis]
     if call.exchange == "gather":
         return Plan(body, call, axis, "gather")
-    near = call.aligned and mask.window is not None and not mask.sinks
+    # Rows bound positions only where queries and keys are the same tokens; sinks lie anywhere.
+    bounded = call.aligned and mask.window is not None and not mask.sinks
+    reach = mask.window - 1 if bounded else k_length
     ahead = not mask.causal or where.q_orders is not None
-    chunk, reach = k_length // (ways * (1 + where.zigzag)), mask.window - 1 if near else 0
-    if call.exchange == "auto" and 0 < reach <= chunk and not (ahead and where.zigzag):
-        _log_choice("tails", mask.window, ways, ahead)
-        return Plan(body, call, axis, "tails", ahead=ahead)
-    hops = ways - 1
-    if near and (reach == 0 or not (ahead or where.zigzag)):
-        hops = min(hops, -(-reach // chunk))
-    _log_choice("ring", mask.window, ways, ahead)
-    return Plan(body, call, axis, "ring", hops)
+    ways = mesh.shape[axis]
+    chunk = k_length // (ways * (1 + where.zigzag))
+    chosen = Plan(body, call, axis, "ring", hops=min(ways - 1, -(-reach // chunk)))
+    if reach and (ahead or where.zigzag):  # what lies near is not a few devices back alone
+        chosen = chosen._replace(hops=ways - 1)
+    if call.exchange == "auto":
+        if 0 < reach <= chunk and not (ahead and where.zigzag):
+            chosen = Plan(body, call, axis, "tails", ahead=ahead)
+        _log_choice(chosen.how, mask, ways)
+    return chosen
 
 
 @functools.cache
-def _log_choice(name: str, window: int | None, ways: int, ahead: bool) -> None:
-    log.info("context_attention: %s for window=%s over %d devices", name, window, ways)
+def _log_choice(how: str, mask: Mask, ways: int) -> None:
+    log.info("context_attention=auto: %s over %d devices for %s", how, ways, mask)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
