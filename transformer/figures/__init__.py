@@ -9,8 +9,12 @@ import importlib
 _HOMES = {
     "attention": ("attention_steps", "attention_heads"),
     "caches": ("cache_sizes", "published_caches"),
+    "decoding": ("decoding_work", "decoding_flops"),
+    "experts": ("router_grid", "expert_load", "dropped_tokens"),
     "families": ("block_diagrams", "family_table"),
     "rope": ("rope_rotation", "rope_scores", "rope_wavelengths"),
+    "windows": ("receptive_field", "layer_patterns", "ring_cache"),
+    "tiles": ("attention_tiles", "online_softmax", "memory_traffic"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME_OF)

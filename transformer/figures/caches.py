@@ -8,6 +8,7 @@ from plotly.subplots import make_subplots
 from transformer.figures.data import caches as data
 from transformer.figures.data import published
 from transformer.figures.look import Look, dressed, stepped
+from transformer.figures.sizes import binary
 
 LENGTHS = tuple(1024 << power for power in range(8))
 SCHEME_COLORS = {"MHA": "blue", "GQA": "green", "MQA": "orange", "MLA": "purple"}
@@ -112,12 +113,3 @@ def _kind(mixer) -> str:
     if kv_heads is None:
         return "MLA"
     return "MHA" if kv_heads == mixer.num_heads else "MQA" if kv_heads == 1 else "GQA"
-
-
-def binary(count: float) -> str:
-    """Bytes with a binary prefix: 4.0 GiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} TiB"

@@ -73,6 +73,12 @@ class Look:
         """From the paper's colour to `color`."""
         return [[0, self.colors.faint], [1, getattr(self.colors, color)]]
 
+    def tint(self, color: str, share: float = 0.45) -> str:
+        """`share` of a colour in the paper's."""
+        both = (getattr(self.colors, color), self.colors.paper)
+        one, two = ([int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in both)
+        return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in zip(one, two, strict=True))
+
     @property
     def signed(self) -> list[list]:
         """From orange for what is negative to blue for what is positive."""

@@ -103,9 +103,9 @@ def rope_wavelengths(
         label = look(f"scaling {name}", theta=rope.theta, factor=factor)
         figure.add_scatter(x=numbers, y=waves, mode="lines", name=label, line=line, row=1, col=1)
         figure.add_scatter(x=numbers, y=waves / plain, mode="lines", line=line, showlegend=False, row=1, col=2)
-    figure.add_hline(
-        y=original, line=dict(color=look.colors.muted, dash="dot"),
-        annotation_text=look("trained length", length=original), annotation_position="bottom right", row=1, col=1,
+    figure.add_scatter(
+        x=[0, dim // 2 - 1], y=[original] * 2, mode="lines", name=look("trained length", length=original),
+        line=dict(color=look.colors.muted, dash="dot"), row=1, col=1,
     )  # fmt: skip
     figure.update_xaxes(title_text=look("pair number"))
     figure.update_yaxes(type="log", title_text=look("tokens"), dtick=1, row=1, col=1)
