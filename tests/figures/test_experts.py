@@ -1,9 +1,12 @@
 """Picks, loads and drops of mixtures."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from transformer import spec
 from transformer.figures.data import experts
+from transformer.ops import experts as ops
 
 
 @pytest.mark.parametrize(
@@ -31,6 +34,15 @@ def test_drops_are_what_exceeds_the_room():
     """Six of eight assignments want expert 0, which has room for ceil(factor · 8 / 4) of them."""
     index = np.array([[0], [0], [1], [0], [0], [3], [0], [0]])
     np.testing.assert_allclose(experts.dropped(index, 4, np.array([0.5, 1, 2, 3])), np.array([5, 4, 2, 0]) / 8)
+
+
+def test_drops_are_those_of_the_layer():
+    index, _ = experts.random_picks(experts.mixture("mixtral:8x7b"), 40)
+    ffn = spec.FeedForward(d_ff=1, activation="silu", gated=False, bias=False)
+    weights = ops.ExpertWeights(up=jnp.ones((8, 1, 1)), gate=None, down=jnp.ones((8, 1, 1)))
+    call, where = ops.Call(ffn, 8, capacity=0.8), jnp.asarray(index)[None]
+    _, lost = ops.apply("capacity", call, jnp.zeros((1, 40, 1)), where, jnp.ones(where.shape), weights)
+    assert experts.dropped(index, 8, np.array([0.8]))[0] * index.size == pytest.approx(float(lost)) != 0
 
 
 def test_training_keeps_what_it_reports():

@@ -12,6 +12,8 @@ _HOMES = {
     "decoding": ("decoding_work", "decoding_flops"),
     "experts": ("router_grid", "expert_load", "dropped_tokens"),
     "families": ("block_diagrams", "family_table"),
+    "journey": ("token_journey", "softmax_steps"),
+    "placement": ("sharding",),
     "rope": ("rope_rotation", "rope_scores", "rope_wavelengths"),
     "windows": ("receptive_field", "layer_patterns", "ring_cache"),
     "tiles": ("attention_tiles", "online_softmax", "memory_traffic"),

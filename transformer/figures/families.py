@@ -46,7 +46,7 @@ def block_diagrams(
     for column, (reference, parts) in enumerate(zip(references, drawn, strict=True)):
         _column(figure, 12.0 * column, reference, parts, drawn[1 - column], tops, look)
     bare = dict(visible=False, fixedrange=True)
-    figure.update_xaxes(range=[-1.6, 22.2], **bare)
+    figure.update_xaxes(range=[-1.6, 23.2], **bare)
     figure.update_yaxes(range=[-0.6, y + 3.2], **bare)
     title = f"{look('block diagrams')}<br><sup>{look('marked')}</sup>"
     return dressed(figure, look, title, height=int(150 + 24 * y), width=1000, showlegend=False)
@@ -71,12 +71,12 @@ def _column(figure: go.Figure, x: float, reference: str, parts: dict, others: di
     )
     layers = data.published.model(reference).trunk.num_layers
     figure.add_annotation(
-        x=x + width + 0.55,
-        y=high - 0.35,
+        x=x + width + 0.85,
+        y=(low + high) / 2,
         text=f"× {layers}",
         showarrow=False,
-        xanchor="right",
-        font=dict(color=c.muted),
+        xanchor="left",
+        font=dict(color=c.muted, size=14),
     )
     present = [slot for slot in tops if slot in parts]
     for below, above in itertools.pairwise(present):

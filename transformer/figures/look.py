@@ -69,6 +69,10 @@ class Look:
         """A token of the running example."""
         return TOKENS[number][LANGUAGES.index(self.language)]
 
+    def knows(self, number: int) -> bool:
+        """True for a token of the running example."""
+        return number in TOKENS
+
     def scale(self, color: str) -> list[list]:
         """From the paper's colour to `color`."""
         return [[0, self.colors.faint], [1, getattr(self.colors, color)]]

@@ -13,6 +13,8 @@ TOKENS = {
     15: ("it", "它"),
     16: ("is so", "很"),
     17: ("tired", "累"),
+    18: ("sleep", "睡"),
+    19: ("awake", "精神"),
 }
 
 WORDS = {
@@ -227,4 +229,36 @@ WORDS = {
     ),
     "capacity factor": ("slots of an expert, times an even share", "每个 expert 的槽位（平均份额的倍数）"),
     "dropped share": ("assignments dropped", "被丢弃的分配"),
+    # A token's journey.
+    "journey": (
+        "One token's journey: kitten run -ed all day, it is so → tired",
+        "一个 token 的旅程：小猫跑了一天，它很 → 累",
+    ),
+    "journey note": (
+        "a tiny model trained on the spot; bold: the residual stream, else what a part reads of it or adds to it",
+        "现场训练的小模型；粗体是残差流，其余是各部件读到或写入的向量",
+    ),
+    "vector of": ("the vector of “{token}”", "“{token}” 的向量"),
+    "heads look": ("where “{token}” looks, head by head", "“{token}” 的每个 head 看向哪里"),
+    "next token": ("softmax over the vocabulary: what comes next", "对词表的 softmax：下一个 token"),
+    "feature": ("feature", "维度"),
+    "token and logit": ("token and its logit", "token 及其 logit"),
+    "layer and head": ("layer {layer}, head {head}", "第 {layer} 层 head {head}"),
+    "stage embedding": ("embedding", "embedding"),
+    "stage norm": ("{layer} norm", "{layer} norm"),
+    "stage head": ("{layer} + head {head}", "{layer} + head {head}"),
+    "stage attended": ("{layer} after attention", "{layer} attention 之后"),
+    "stage ffn": ("{layer} + FFN", "{layer} + FFN"),
+    "stage residual": ("{layer} after FFN", "{layer} FFN 之后"),
+    "stage final norm": ("final norm", "最终 norm"),
+    "softmax steps": ("Softmax: from scores to weights", "Softmax：从分数到权重"),
+    "score z": ("score z", "分数 z"),
+    "power": ("e^z", "e^z"),
+    "weight sum": ("e^z / sum: weights, which add up to 1", "e^z / 总和：权重，相加为 1"),
+    # Sharding.
+    "device": ("device {numbers}", "设备 {numbers}"),
+    "placed": (
+        "{model} · [{shape}] = {size} in bfloat16 · mesh {mesh} · {each} a device, {copies} copies",
+        "{model} · [{shape}] = {size}（bfloat16）· 设备网格 {mesh} · 每个设备 {each}，共 {copies} 份副本",
+    ),
 }

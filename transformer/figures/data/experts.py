@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from transformer import api, config, families, settings, sharding, spec
@@ -13,7 +12,7 @@ from transformer.figures.data import published
 from transformer.nn import moe
 from transformer.nn.model import Transformer
 from transformer.ops import balance as ops
-from transformer.ops import experts, routing
+from transformer.ops import routing
 from transformer.training import balance
 from transformer.training.optimizer import make_optimizer
 from transformer.training.state import init_state
@@ -99,7 +98,9 @@ def train(remedy: str, steps: int = 80, seed: int = 0) -> Balancing:
         raise ValueError(f"remedy={remedy!r}: use one of {', '.join(REMEDIES)}")
     model = api.build(balanced_model(), attention="reference", experts="dense")
     run = settings.Settings(
-        balance=REMEDIES[remedy], optimizer=settings.Optimizer(peak_lr=1e-2), train=settings.Train(steps=steps)
+        balance=REMEDIES[remedy],
+        optimizer=settings.Optimizer(peak_lr=1e-2, warmup_steps=0),
+        train=settings.Train(steps=steps),
     )
     rng, mesh = np.random.default_rng(seed), sharding.make_mesh(settings.Mesh(), jax.devices()[:1])
     state = init_state(model, make_optimizer(model, run), seed, mesh)
@@ -140,13 +141,7 @@ def _routing(model: Transformer, params: dict, batch: dict) -> tuple[np.ndarray,
 
 
 def dropped(index: np.ndarray, num_experts: int, factors: np.ndarray) -> np.ndarray:
-    """Share of the assignments [T, k] that no slot is left for, at each capacity factor, as the layer reports it."""
-    x, ones = jnp.zeros((1, len(index), 1)), jnp.ones((num_experts, 1, 1))
-    ffn = spec.FeedForward(d_ff=1, activation="silu", gated=False, bias=False)
-    weights = experts.ExpertWeights(up=ones, gate=None, down=ones)
-    lost = []
-    for factor in factors:
-        call = experts.Call(ffn, num_experts, capacity=float(factor))
-        where = jnp.asarray(index)[None]
-        lost.append(experts.apply("capacity", call, x, where, jnp.ones(where.shape), weights)[1])
-    return np.array(lost) / index.size
+    """Share of the assignments [T, k] that no slot is left for at each capacity factor, as `ops.experts` drops them."""
+    load, share = counts(index, num_experts), index.size / num_experts
+    room = np.minimum(np.ceil(np.asarray(factors) * share), len(index))
+    return np.maximum(load - room[:, None], 0).sum(axis=1) / index.size
