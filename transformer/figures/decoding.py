@@ -34,7 +34,7 @@ def _until(runs: dict[str, data.Work], t: int, look: Look) -> go.Figure:
         figure.add_bar(
             x=list(range(1, steps + 1)), y=done, name=way, marker_color=color, showlegend=False,
             text=[f"{n:,}" if step == t - 1 else "" for step, n in enumerate(run.total)], textposition="outside",
-            cliponaxis=False, row=1, col=2,
+            cliponaxis=False, constraintext="none", textangle=0, textfont_size=12, row=1, col=2,
         )  # fmt: skip
     figure.update_yaxes(range=[0, runs["without"].scores[-1] * 1.15], row=1, col=1)
     figure.update_yaxes(range=[0, runs["without"].total[-1] * 1.15], row=1, col=2)

@@ -37,15 +37,17 @@ def _grid(mixtures: dict, picks: dict, token: int, look: Look) -> go.Figure:
         index, weight = picks[name]
         cells = np.zeros(one.num_experts)
         cells[index[token]] = weight[token] / weight[token].max() * 0.6 + 0.4
-        wide = 2 if one.num_experts <= 8 else 16
+        wide = 4 if one.num_experts <= 8 else 16
         number = np.arange(one.num_experts).reshape(-1, wide)
         figure.add_heatmap(
             z=cells.reshape(-1, wide), zmin=0, zmax=1, colorscale=look.scale("orange"), showscale=False, xgap=2, ygap=2,
             text=number, hovertemplate="expert %{text}<extra></extra>", row=1, col=column,
         )  # fmt: skip
-        bare = dict(visible=False, row=1, col=column)
+        bare = dict(visible=False, constrain="domain", row=1, col=column)
         figure.update_xaxes(**bare)
-        figure.update_yaxes(autorange="reversed", **bare)
+        figure.update_yaxes(
+            autorange="reversed", scaleanchor="x" if column == 1 else f"x{column}", constraintoward="top", **bare
+        )
         load = data.counts(index, one.num_experts)
         here = dict(row=2, col=column)
         colors = np.full(one.num_experts, look.tint("orange"))
@@ -53,7 +55,8 @@ def _grid(mixtures: dict, picks: dict, token: int, look: Look) -> go.Figure:
         figure.add_bar(y=load, marker=dict(color=colors, line_width=0), showlegend=False, **here)
         figure.add_hline(y=load.mean(), line=dict(color=c.ink, dash="dot", width=1), **here)
         figure.update_xaxes(title_text="expert", **here)
-    return dressed(figure, look, f"{look('router')}<br><sup>{look('router note')}</sup>", height=620, bargap=0)
+    figure = dressed(figure, look, f"{look('router')}<br><sup>{look('router note')}</sup>", height=660, bargap=0)
+    return figure.update_layout(margin_t=140)
 
 
 def expert_load(

@@ -136,7 +136,7 @@ def stepped(figures: dict[str, go.Figure], prompt: str, look: Look, start: int =
     names, steps = list(figures), list(figures.values())
     first = steps[start]
     frames = [
-        go.Frame(name=name, data=f.data, layout=dict(annotations=f.layout.annotations, shapes=f.layout.shapes))
+        go.Frame(name=name, data=f.data, layout={part: f.layout[part] for part in ("title", "annotations", "shapes")})
         for name, f in figures.items()
     ]
     shown = go.Figure(data=first.data, layout=first.layout, frames=frames)

@@ -40,8 +40,9 @@ def attention_tiles(
         text, color = (str(step + 1), c.ink) if seen else ("×", c.muted)
         if cut.order.size <= 400:
             figure.add_annotation(
-                x=x + k_block / 2, y=y + q_block / 2, text=text, showarrow=False, font=dict(color=color, size=12)
-            )
+                x=x + k_block / 2, y=y + q_block / 2, text=text, showarrow=False, font=dict(color=color, size=12),
+                bgcolor=fill if not seen else c.paper, opacity=0.8, borderpad=1,
+            )  # fmt: skip
     figure.update_xaxes(title_text=look("key"), showgrid=False, zeroline=False, constrain="domain")
     figure.update_yaxes(title_text=look("query"), autorange="reversed", showgrid=False, zeroline=False, scaleanchor="x")
     count = dict(visited=cut.visited, tiles=cut.order.size, share=cut.visited / cut.order.size)
@@ -60,7 +61,7 @@ def online_softmax(
 ) -> go.Figure:
     """The softmax of one query tile by tile: what is kept is a maximum, a sum and an output, never the whole row."""
     look = Look(language, theme)
-    q, k, v = np.random.default_rng(seed).standard_normal((3, length, 4)) * 1.5
+    q, k, v = np.random.default_rng(seed).standard_normal((3, length, 4))
     row = range(length)[row]
     run = data.online(mask, q, k, v, 0.5, row, block)
     figures = {str(step + 1): _state(run, step, length, block, look) for step in range(len(run.blocks))}
@@ -68,7 +69,7 @@ def online_softmax(
 
 
 def _state(run: data.Online, step: int, length: int, block: int, look: Look) -> go.Figure:
-    c = look.colors
+    c, high = look.colors, np.abs(run.scores[np.isfinite(run.scores)]).max() * 1.15
     titles = [look("scores of the row"), look("output so far")]
     figure = make_subplots(1, 2, subplot_titles=titles, column_widths=[0.64, 0.36], horizontal_spacing=0.1)
     x = np.concatenate([np.arange(i * block, (i + 1) * block) for i in run.blocks])
@@ -80,21 +81,17 @@ def _state(run: data.Online, step: int, length: int, block: int, look: Look) -> 
         hovertemplate="key %{x}: %{y:.3f}<extra></extra>", row=1, col=1,
     )  # fmt: skip
     figure.add_hline(y=run.top[step], line=dict(color=c.red, dash="dash"), row=1, col=1)
-    figure.add_shape(**box(run.blocks[step] * block - 0.5, -4.2, block, 8.4, "", c.ink, line_width=1.5))
+    figure.add_shape(**box(run.blocks[step] * block - 0.5, -high, block, 2 * high, "", c.ink, line_width=1.5))
     figure.update_xaxes(title_text=look("key"), range=[-0.5, length - 0.5], dtick=block, row=1, col=1)
-    figure.update_yaxes(range=[-4.2, 4.2], zeroline=True, row=1, col=1)
+    figure.update_yaxes(range=[-high, high], zeroline=True, row=1, col=1)
     final, now = run.output[-1], run.output[step]
     for name, values, shade in ((look("so far"), now, c.green), (look("in the end"), final, c.line)):
         figure.add_bar(x=[f"o{i}" for i in range(len(final))], y=values, name=name, marker_color=shade, row=1, col=2)
     edge = np.abs(run.output).max() * 1.15
     figure.update_yaxes(range=[-edge, edge], row=1, col=2)
     told = look("online state", top=run.top[step], total=run.total[step], fade=run.fade[step])
-    figure.add_annotation(
-        text=told, x=0, y=1, yshift=58, xref="paper", yref="paper", xanchor="left", showarrow=False,
-        font=dict(size=14, color=c.ink),
-    )  # fmt: skip
-    figure = dressed(figure, look, look("online softmax"), height=500)
-    return figure.update_layout(margin_t=130, legend=dict(orientation="h", x=0.68, y=1.28))
+    figure = dressed(figure, look, f"{look('online softmax')}<br><sup>{told}</sup>", height=480)
+    return figure.update_layout(legend=dict(orientation="h", x=0.68, y=1.26))
 
 
 def memory_traffic(
@@ -117,6 +114,11 @@ def memory_traffic(
             x=x, y=[b / 2**20 for b in moved], name=look("scores whole", name=part) if part in "SP" else part,
             marker_color=color, text=[binary(b) for b in moved], hovertemplate="%{text}", textposition="none",
         )  # fmt: skip
+    totals = [sum(way.values()) for n in lengths for way in (runs[n].standard, runs[n].tiled)]
+    figure.add_scatter(
+        x=x, y=[b / 2**20 for b in totals], mode="text", text=[binary(b) for b in totals], textposition="top center",
+        textfont_size=11, showlegend=False, hoverinfo="skip",
+    )  # fmt: skip
     figure.update_layout(barmode="stack")
     figure.update_yaxes(title_text="MiB")
     figure.update_xaxes(title_text=look("tokens"))

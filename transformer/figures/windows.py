@@ -56,11 +56,7 @@ def _field(reached: np.ndarray, layer: int, windows: tuple, sinks: int, look: Lo
     measured = look("reach measured", count=int(reached[layer, row].sum()))
     name = ", ".join(look("all") if w is None else str(w) for w in windows[: layer + 1])
     told = f"{look('receptive field')}<br><sup>{look('windows are', windows=name)} · {measured} · {told}</sup>"
-    figure.add_annotation(
-        text=told, x=0, y=1.0, xref="paper", yref="paper", yshift=64, showarrow=False, align="left", xanchor="left",
-        font=dict(size=17, color=c.ink),
-    )  # fmt: skip
-    return dressed(figure, look, " ", height=640)
+    return dressed(figure, look, told, height=660)
 
 
 def _three(*colors: str) -> list[list]:

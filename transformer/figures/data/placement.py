@@ -1,6 +1,7 @@
 """Where an array lies on a mesh: which device holds which part of it."""
 
 import dataclasses
+import functools
 import itertools
 import math
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ class Placement:
         return len(self.parts) // len(self.shares)
 
 
+@functools.cache
 def arrays(reference: str) -> dict[str, tuple[tuple[str | None, ...], tuple[int, ...]]]:
     """(logical axes, shape) of every parameter of a model, by path, and of some activations; nothing is made."""
     model = api.build(reference)
