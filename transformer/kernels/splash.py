@@ -41,7 +41,7 @@ from transformer.spec import Mask, RelativeBias
 # A masked score lies so far below the lowest running maximum that it weighs exactly 0, in rows that see nothing too.
 MASKED = -1e30
 LOWEST = -1e29
-LANES = 128
+LANES, SUBLANES = 128, 8
 LOG2E = math.log2(math.e)
 # Heads of a group up to which their work is laid out one after the other; more run in a loop.
 UNROLLED_HEADS = 4
@@ -139,7 +139,7 @@ def forward(
         name="splash_forward",
         **compiled_for(x),
     )
-    return call(walk.codes.reshape(-1), q, k, v, q_rows, k_rows, sinks, _flat(table))
+    return call(walk.codes.reshape(-1), q, k, v, q_rows, k_rows, sinks, flat(table))
 
 
 def _kernel(
@@ -182,7 +182,7 @@ def _kernel(
             whole = jnp.where(blind, 1, total[g])
             out[g] = (acc[g] / wide(whole, v.shape[-1])).astype(out.dtype)
             log = jnp.where(blind, 0, top[g] * x.unit + jnp.log(whole))
-            log_total[g] = log[:, :1].reshape(1, -1)
+            log_total[g] = log.T[:1]
 
 
 @dataclass(frozen=True)
@@ -273,8 +273,13 @@ def rows(ref) -> list[Int[Array, "1 n"]]:
 
 def columns(ref) -> list[Int[Array, "n 1"]]:
     """The fields of a block's tokens, along sublanes."""
-    return [row.reshape(-1, 1) for row in rows(ref)]
+    return [column(row) for row in rows(ref)]
 
 
-def _flat(table: Float[Array, "N R"] | None) -> Float[Array, " NR"] | None:
+def column(row: Array) -> Array:
+    """[1, n] -> [n, 1], as a transpose of whole registers: TPU v4 has no other way from lanes to sublanes."""
+    return jnp.broadcast_to(row, (SUBLANES, row.shape[1])).T[:, :1]
+
+
+def flat(table: Float[Array, "N R"] | None) -> Float[Array, " NR"] | None:
     return None if table is None else table.reshape(-1)
