@@ -26,7 +26,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from transformer.kernels import splash
-from transformer.kernels.splash import LOG2E, MASKED, Places, Splash, dot, of_each_head, scalars
+from transformer.kernels.registers import column, columns, dot, of_each_head, rows, wide
+from transformer.kernels.splash import LOG2E, MASKED, Places, Splash, scalars
 from transformer.kernels.visits import FIRST, LAST, WORK, Visits
 
 
@@ -88,13 +89,13 @@ def _of_queries(x: Splash, at: Places, codes, n: Inputs, dq, *rest) -> None:
 
     @pl.when(code & WORK != 0)
     def _():
-        queries, keys = splash.columns(n.q_rows), splash.rows(n.k_rows)
+        queries, keys = columns(n.q_rows, x.k_block), rows(n.k_rows)
         seen, bucket = x.seen(queries, keys), x.buckets(queries, keys)
 
         @of_each_head(group)
         def _(g):
             raw = x.raw(dot(n.q[g], n.k[...], 1, 1), x.bias(n.table, first_head + g, bucket))
-            log, mean = (splash.column(row[g]) for row in (n.log_total, n.delta))
+            log, mean = (wide(column(row[g]), x.k_block) for row in (n.log_total, n.delta))
             weights = _weights(x, jnp.where(seen, raw, MASKED), log)
             d_scores = _d_scores(x, weights, dot(n.d_out[g], n.v[...], 1, 1) - mean, raw)
             for r in range(x.relative.num_buckets if sums else 0):
@@ -130,7 +131,7 @@ def _of_keys(x: Splash, at: Places, codes, n: Inputs, dk, dv, k_acc, v_acc) -> N
 
     @pl.when(code & WORK != 0)
     def _():
-        queries, keys = splash.rows(n.q_rows), splash.columns(n.k_rows)
+        queries, keys = rows(n.q_rows), columns(n.k_rows, x.q_block)
         seen, bucket = x.seen(queries, keys), x.buckets(queries, keys)
 
         @of_each_head(group)
