@@ -175,7 +175,7 @@ def test_gradient_is_that_of_the_papers_loss_and_reaches_every_module():
     run = jax.jit(functools.partial(steps.gradients, mtp_weight=WEIGHT), static_argnums=(0, 3))
     got, sums = jax.device_get(run(model(), params(), b, 2))
     common.assert_same_gradients(got, want)
-    mesh = sharding.make_mesh(Mesh(data=2, fsdp=2, tensor=2))
+    mesh = sharding.make_mesh(Mesh(data=2, context=2, tensor=2))
     with jax.set_mesh(mesh):
         placed = jax.device_put(params(), initial.param_shardings(model(), mesh))
         got, _ = run(model(), placed, jax.device_put(b, sharding.batch_sharding(mesh)), 1)
