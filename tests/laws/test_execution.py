@@ -14,7 +14,7 @@ from transformer.ops import attention
 
 OTHER_BODIES = [body for body in attention.BODIES if body != "reference"]
 # Kernels for other machines are interpreted, which is slow, and points are what most families have: by default of one
-# with windows and sinks, and of one with two stacks and relative biases. What else there is, tests of kernels show them.
+# with windows and sinks, and of one with two stacks and relative biases. What else there is, the kernels' tests show.
 SELDOM, QUICK = {"splash", "remat names"}, {"gpt_oss", "t5"}
 # Several settings at a time, which compile once: what one of them changed, the rest would not undo.
 WAYS = {
