@@ -39,23 +39,24 @@ def legal(family: str, sizes: Sizes) -> bool:
     )
 
 
-# All factorisations of the family that has the most, and two mixed ones of every other; of mixtures also one that
-# splits the experts, by default of those with the most mechanisms.
+# All factorisations of the family that has the most, and two of every other, by default the mixed one where it is
+# legal; of mixtures also one that splits the experts, by default of those with the most mechanisms.
 PLAIN = [family for family in common.FAMILIES if not common.routes(family)]
 WIDEST = max(PLAIN, key=lambda family: sum(legal(family, s) for s in SIZES))
-WITH_EXPERTS = (1, 2, 2, 2)
+MIXED, ALL_FSDP, WITH_EXPERTS = (2, 2, 1, 2), (1, 8, 1, 1), (1, 2, 2, 2)
 
 
 def chosen(family: str, sizes: Sizes) -> bool:
     """True for the factorisations that are tested."""
     if family == WIDEST:
         return sizes[2] == 1 or sizes == WITH_EXPERTS
-    return sizes in ((2, 2, 1, 2), (1, 8, 1, 1)) or (common.routes(family) and sizes == WITH_EXPERTS)
+    return sizes in (MIXED, ALL_FSDP) or (common.routes(family) and sizes == WITH_EXPERTS)
 
 
 def case(family: str, sizes: Sizes):
     corrected = any(isinstance(b.ffn, MoE) and b.ffn.router.correction for b in common.tiny_spec(family).layers)
     slow = common.routes(family) and sizes == WITH_EXPERTS and not corrected
+    slow |= family != WIDEST and sizes == ALL_FSDP and legal(family, MIXED)
     return pytest.param(
         (family, sizes), marks=[pytest.mark.slow] if slow else [], id="-".join(map(str, (family, *sizes)))
     )

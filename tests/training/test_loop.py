@@ -57,7 +57,8 @@ def straight(corpus, tmp_path_factory):
     return train(config.resolve(a_config(corpus)), workdir, quiet=True), workdir
 
 
-@pytest.mark.parametrize("stop_at", [1, 3, 4, 8])
+# Before anything was saved or evaluated, at an evaluation; and, where both have been, at a checkpoint.
+@pytest.mark.parametrize("stop_at", [1, 4, *(pytest.param(step, marks=pytest.mark.slow) for step in (3, 8))])
 def test_stopped_and_resumed_is_the_straight_run(corpus, straight, tmp_path, monkeypatch, stop_at):
     expected, straight_dir = straight
     run = config.resolve(a_config(corpus))
