@@ -248,7 +248,7 @@ def test_decoding_writes_the_donated_cache_in_place(cache_dtype):
     assert memory.temp_size_in_bytes < whole / 3
 
 
-MESHES = {"data_tensor": Mesh(data=4, tensor=2), "data_fsdp_tensor": Mesh(data=2, fsdp=2, tensor=2)}
+MESHES = {"data_tensor": Mesh(data=4, tensor=2), "fsdp_context_tensor": Mesh(data=1, fsdp=2, context=2, tensor=2)}
 
 
 @pytest.mark.parametrize("family", [FAMILY, "gemma3"])

@@ -17,7 +17,8 @@ from transformer.settings import Mesh
 from transformer.sharding import ShardingError
 from transformer.spec import MoE
 
-# Sizes of data, fsdp, expert and tensor.
+# Sizes of these axes; rows split along their length have a law of their own (test_context.py).
+AXES = ("data", "fsdp", "expert", "tensor")
 Sizes = tuple[int, int, int, int]
 SIZES = [s for s in itertools.product((1, 2, 4, 8), repeat=4) if np.prod(s) == 8]
 
@@ -64,7 +65,7 @@ CASES = [case(f, sizes) for f in common.FAMILIES for sizes in SIZES if legal(f, 
 
 
 def mesh_of(sizes: Sizes) -> jax.sharding.Mesh:
-    return sharding.make_mesh(Mesh(**dict(zip(sharding.MESH_AXES, sizes, strict=True))))
+    return sharding.make_mesh(Mesh(**dict(zip(AXES, sizes, strict=True))))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -201,7 +201,7 @@ def test_a_cache_and_chunks_change_nothing():
 
 
 def test_a_mesh_changes_nothing():
-    mesh = sharding.make_mesh(Mesh(data=2, fsdp=2, tensor=2))
+    mesh = sharding.make_mesh(Mesh(data=2, context=2, tensor=2))
     placed = jax.device_put(params(), initial.param_shardings(model(), mesh))
     b = jax.device_put(batch(), sharding.batch_sharding(mesh))
     run = jax.jit(functools.partial(steps.gradients, mtp_weight=WEIGHT), static_argnums=(0, 3))

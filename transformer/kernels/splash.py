@@ -36,7 +36,7 @@ from transformer.kernels import visits
 from transformer.kernels.registers import LANES, column, dot, folded, of_each_head, rows, wide
 from transformer.kernels.visits import FIRST, LAST, WORK, Visits
 from transformer.ops import relative_bias
-from transformer.ops.mask import sees
+from transformer.ops.mask import BLIND, sees
 from transformer.spec import Mask, RelativeBias
 
 # A masked score lies so far below the lowest running maximum that it weighs exactly 0, in rows that see nothing too.
@@ -111,7 +111,7 @@ def forward(
     sinks: Float[Array, " N"] | None,
     table: Float[Array, "N R"] | None,
 ) -> tuple[Float[Array, "B K G T Hv"], Float[Array, "B K G 1 T"]]:
-    """Attention and the log of each query's softmax denominator, 0 where it sees nothing.
+    """Attention and the log of each query's softmax denominator, `BLIND` where it sees nothing.
 
     T and S are multiples of the blocks. `walk` is query-major. On TPUs blocks are multiples of 128. Where q has more
     key heads than k and v, a group too large for VMEM was cut into several, which read the same key head.
@@ -187,7 +187,7 @@ def _kernel(
             blind = whole == 0
             whole = jnp.where(blind, 1, whole)
             out[g] = (acc[g] / wide(whole, v.shape[-1])).astype(out.dtype)
-            log = jnp.where(blind, 0, top[g] * x.unit + jnp.log(whole))
+            log = jnp.where(blind, BLIND, top[g] * x.unit + jnp.log(whole))
             log_total[g] = log.T[:1]
 
 

@@ -3,6 +3,7 @@
 import math
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -12,7 +13,7 @@ from transformer.nn.context import Context
 from transformer.nn.feed_forward import FeedForward
 from transformer.nn.parameter import parameter
 from transformer.nn.projection import capture, capturing
-from transformer.ops import balance, experts, routing
+from transformer.ops import balance, experts, routing, zigzag
 from transformer.settings import Compute
 from transformer.sharding import constrain
 
@@ -101,7 +102,11 @@ class MoE(nn.Module):
         wanted = self.is_mutable_collection(COLLECTION) and not self.is_initializing()
         if not (wanted or capturing(self)):
             return
+        real, segments = context.real, context.segments
+        if context.zigzag:  # documents lie in one piece only in the rows' own order
+            rows = logits, index, real, segments
+            logits, index, real, segments = jax.tree.map(lambda x: zigzag.collect(x, self.compute.rules), rows)
         probability = balance.probabilities(self.spec.router, logits)
         capture(self, "router_probabilities", probability)
-        load = balance.measure(logits, probability, index, context.real, context.segments, dropped)
+        load = balance.measure(logits, probability, index, real, segments, dropped)
         self.sow(COLLECTION, "load", load, reduce_fn=lambda _, new: new, init_fn=lambda: None)

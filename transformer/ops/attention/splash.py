@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
@@ -20,8 +21,11 @@ from transformer.kernels import blocks as policy
 from transformer.kernels import splash, splash_backward
 from transformer.kernels.visits import Visits, visits
 from transformer.ops.attention.blocks import block_size, cut_rows, pad, shown_blocks
-from transformer.ops.attention.call import NOTHING, Call, Extra, Where
+from transformer.ops.attention.call import NOTHING, Call, Extra, Where, deltas, gradients_of_extra
 from transformer.sharding import device_kind, partition_spec, platform
+
+# Whether `shard_map` can tell on which devices its results differ.
+TYPED = False
 
 
 def refuse(call: Call) -> str | None:
@@ -52,26 +56,20 @@ def attend(
 def _save(call: Call, q: Array, k: Array, v: Array, where: Where, extra: Extra):
     at = _Specs.of(call, q, k, where)
     inputs = at and (at.queries, at.keys, at.keys, at.rows, at.extra(extra))
-    run = _on_each_device(_forward, call, inputs, at and (at.queries, at.totals))
-    out, log_total = run(q, k, v, where, extra)
+    run = _on_each_device(forward, call, inputs, at and (at.queries, at.totals))
+    out, log_total = (checkpoint_name(x, "attended") for x in run(q, k, v, where, extra))
     return out, (q, k, v, where, extra, out, log_total)
 
 
 def _backward(call: Call, saved, d_out: Array):
     q, k, v, where, extra, out, log_total = saved
     at = _Specs.of(call, q, k, where)
-    delta = jnp.einsum("btnh,btnh->bnt", out, d_out, preferred_element_type=jnp.float32)
+    delta = deltas(out, d_out)
     inputs = at and (at.queries, at.keys, at.keys, at.rows, at.extra(extra), at.queries, at.totals, at.totals)
     outputs = at and (at.queries, at.keys, at.keys, None if extra.bias is None else at.totals)
-    run = _on_each_device(_gradients, call, inputs, outputs)
+    run = _on_each_device(gradients, call, inputs, outputs)
     dq, dk, dv, d_table = run(q, k, v, where, extra, d_out, log_total, delta)
-    d_sinks = None
-    if extra.sinks is not None:
-        sink_weights = jnp.exp(extra.sinks.astype(jnp.float32)[:, None] - log_total)
-        d_sinks = -jnp.sum(sink_weights * delta, axis=(0, 2)).astype(extra.sinks.dtype)
-    if d_table is not None:
-        d_table = jnp.sum(d_table, axis=0).T.astype(extra.bias.dtype)
-    return dq, dk, dv, None, Extra(d_sinks, d_table)
+    return dq, dk, dv, None, gradients_of_extra(extra, log_total, delta, d_table)
 
 
 attend.defvjp(_save, _backward)
@@ -113,8 +111,8 @@ def _on_each_device(run: Callable, call: Call, inputs: tuple | None, outputs: tu
     return jax.shard_map(run, in_specs=inputs, out_specs=outputs, check_vma=False)
 
 
-def _forward(call: Call, q: Array, k: Array, v: Array, where: Where, extra: Extra):
-    """The output [B, T, N, Hv] and each query's log of the softmax denominator [B, N, T]."""
+def forward(call: Call, q: Array, k: Array, v: Array, where: Where, extra: Extra) -> tuple[Array, Array]:
+    """The output [B, T, N, Hv], and each query's log of the softmax denominator [B, N, T], `BLIND` in the dark."""
     plan = _Plan.of(call, q, k, v, where, backward=False)
     sinks = None if extra.sinks is None else extra.sinks.astype(jnp.float32)
     inputs = *plan.features(q, k, v), plan.q_rows, plan.k_rows, sinks, _table(extra)
@@ -123,7 +121,7 @@ def _forward(call: Call, q: Array, k: Array, v: Array, where: Where, extra: Extr
     return _joined(out, length), log_total.reshape(batch, heads, -1)[:, :, :length]
 
 
-def _gradients(call: Call, q, k, v, where: Where, extra: Extra, d_out, log_total, delta):
+def gradients(call: Call, q, k, v, where: Where, extra: Extra, d_out, log_total, delta):
     """Of q, k and v, and of the table of biases in each row of the batch [B, N, R]."""
     plan = _Plan.of(call, q, k, v, where, backward=True)
     block = plan.kernel.q_block
