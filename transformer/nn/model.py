@@ -263,7 +263,7 @@ class Transformer(nn.Module):
         return nats, jnp.stack(further), jnp.stack(seen)
 
     def _cross_entropy(self, x: Float[Array, "B T D"], targets: Int[Array, "B T"], smoothing: float | None = None):
-        x, table, bias = self.head(x, self.embedding.table)
+        x, table, bias = self.head(sharding.into_branch(x, self.compute.rules), self.embedding.table)
         how = dict(
             bias=bias,
             softcap=self.spec.head.softcap,
@@ -275,7 +275,8 @@ class Transformer(nn.Module):
         return losses.smoothed_cross_entropy(x, table, targets, smoothing, **how)
 
     def _constrain(self, x: Array, last: str) -> Array:
-        return sharding.constrain(x, (ax.BATCH, ax.LENGTH, last), self.compute.rules)
+        length = ax.STREAM_LENGTH if last == ax.ACT_EMBED else ax.LENGTH
+        return sharding.constrain(x, (ax.BATCH, length, last), self.compute.rules)
 
 
 def _shift(x: Array, by: int, fill: int) -> Array:
