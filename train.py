@@ -6,21 +6,27 @@ Any field of the config can be set on the command line as --config.group.field=v
 the newest checkpoint of the workdir. Fine-tuning starts from published parameters:
 
     python train.py --init-from HF_DIR --workdir runs/tuned --config.optimizer.peak_lr=3e-5
+
+Several hosts run the same command each (docs/launch.md). TPU slices, Slurm and Open MPI say who is who; elsewhere
+--coordinator, --num-processes and --process-id do.
 """
 
 import argparse
 import logging
 import sys
+import traceback
 from typing import Any
 
 import jax
 from absl import logging as absl_logging
 
+from transformer import distributed
 from transformer.checkpoints import source as sources
 from transformer.checkpoints.gguf import PACKAGE
 from transformer.checkpoints.tensors import CheckpointError
 from transformer.checkpoints.workdir import WorkdirError
 from transformer.config import Run, load_config, override, resolve
+from transformer.distributed import DistributedError
 from transformer.generation import exact_match, generate_text
 from transformer.nn.model import Transformer
 from transformer.ops.sampling import Sampling
@@ -30,8 +36,9 @@ from transformer.sharding import ShardingError
 from transformer.spec import SpecError
 from transformer.tokenizer import Tokenizer
 from transformer.training.loop import train
+from transformer.training.replicas import ReplicaError
 
-MISTAKES = (SettingsError, SpecError, ShardingError, WorkdirError, CheckpointError)
+MISTAKES = (SettingsError, SpecError, ShardingError, WorkdirError, CheckpointError, DistributedError, ReplicaError)
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
@@ -52,6 +59,18 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str
     )
     parser.add_argument("--workdir", required=True, help="directory of the run: checkpoints, metrics, config")
     parser.add_argument("--quiet", action="store_true", help="print errors only")
+    hosts = parser.add_argument_group("several processes", "one on each host; docs/launch.md")
+    hosts.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 is to be met")
+    hosts.add_argument("--num-processes", type=int, metavar="N")
+    hosts.add_argument("--process-id", type=int, metavar="I", help="0 to N - 1")
+    seconds = dict(type=int, metavar="SECONDS")
+    hosts.add_argument(
+        "--start-timeout", default=distributed.START_SECONDS, **seconds, help="to wait for all to come (%(default)s)"
+    )
+    hosts.add_argument(
+        "--heartbeat-timeout", default=distributed.HEARTBEAT_SECONDS, **seconds,
+        help="after which a silent process is dead, and all end (%(default)s)",
+    )  # fmt: skip
     plain, overrides, rest = [], [], iter(arguments)
     for argument in rest:
         if argument.startswith("--config."):
@@ -98,8 +117,30 @@ def sampler(run: Run):
     return sample
 
 
+def run_flags(flags: argparse.Namespace, overrides: list[tuple[str, str]], log: logging.Logger) -> None:
+    """Meets the other processes and trains."""
+    values = load_config(flags.config).to_dict()
+    if flags.init_from:
+        start_from(flags.init_from, values, overrides)
+    for name, text in overrides:
+        override(values, name, text)
+    run = resolve(values)
+    timeouts = dict(start_seconds=flags.start_timeout, heartbeat_seconds=flags.heartbeat_timeout)
+    distributed.join(flags.coordinator, flags.num_processes, flags.process_id, **timeouts)
+    if jax.process_index() > 0:
+        log.setLevel(logging.CRITICAL)
+
+    def count_flops(length: int, source: int | None) -> float:
+        return flops_per_token(run.spec, length, training=True, source_len=source).total
+
+    hooks = dict(count_flops=count_flops, sampler=sampler(run), matcher=exact_match)
+    result = train(run, flags.workdir, **hooks, quiet=flags.quiet)
+    if not flags.quiet and result.finished and jax.process_index() == 0:
+        print(f"done: {flags.workdir}")
+
+
 def main(arguments: list[str]) -> int:
-    """Runs; a mistake of the user's is one line on stderr and exit code 2."""
+    """Runs; a mistake of the user's is one line on stderr and exit code 2, a lost process one line and 1."""
     flags, overrides = parse(arguments)
     absl_logging.set_verbosity(absl_logging.WARNING)  # orbax tells every step of a save
     log = logging.getLogger("transformer")
@@ -107,26 +148,22 @@ def main(arguments: list[str]) -> int:
     log.propagate = False
     log.setLevel(logging.ERROR if flags.quiet else logging.INFO)
     try:
-        values = load_config(flags.config).to_dict()
-        if flags.init_from:
-            start_from(flags.init_from, values, overrides)
-        for name, text in overrides:
-            override(values, name, text)
-        run = resolve(values)
-
-        def count_flops(length: int, source: int | None) -> float:
-            return flops_per_token(run.spec, length, training=True, source_len=source).total
-
-        hooks = dict(count_flops=count_flops, sampler=sampler(run), matcher=exact_match)
-        result = train(run, flags.workdir, **hooks, quiet=flags.quiet)
+        run_flags(flags, overrides, log)
+        code = 0
     except KeyboardInterrupt:
-        return 130
+        code = 130
     except MISTAKES as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if not flags.quiet and result.finished and jax.process_index() == 0:
-        print(f"done: {flags.workdir}")
-    return 0
+        print(f"error{distributed.label()}: {error}", file=sys.stderr)
+        code = 2
+    except Exception as error:
+        if not distributed.joined():
+            raise
+        code = distributed.LOST
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            print(f"error{distributed.label()}: {distributed.explain_loss(error)}", file=sys.stderr)
+        else:
+            traceback.print_exc()
+    return distributed.leave(code)
 
 
 if __name__ == "__main__":

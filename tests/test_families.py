@@ -9,10 +9,11 @@ from jax.sharding import AbstractMesh
 
 from tests import common
 from transformer import axes, families, sharding, spec
+from transformer.mapping import from_mapping
 from transformer.nn import initial
 from transformer.nn.model import Transformer
 from transformer.nn.parameter import Named
-from transformer.settings import Settings, SettingsError, from_mapping
+from transformer.settings import Settings, SettingsError
 from transformer.sharding import ShardingError
 
 SIZES = [(family, size) for family in common.FAMILIES for size in common.page(family).SIZES]

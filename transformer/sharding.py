@@ -103,8 +103,12 @@ def partition_spec(
     mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
     rules: str = "default",
     what: str = "array",
+    reserved: str | None = None,
 ) -> PartitionSpec:
     """The mesh axes of an array whose dimensions carry logical `names`; mesh axes of size 1 are left out.
+
+    Args:
+      reserved: a logical name; its mesh axes split no dimension of another name.
 
     Raises:
       ShardingError: an unknown name, one mesh axis used for two dimensions, or a size that doesn't divide.
@@ -116,6 +120,8 @@ def partition_spec(
         if name is not None and name not in ax.ALL:
             raise ShardingError(f"{what}: unknown logical axis {name!r}; axes.py lists {sorted(ax.ALL)}")
         used = mesh_axes(name, mesh, rules) if name else ()
+        if reserved is not None and name != reserved:
+            used = tuple(axis for axis in used if axis not in RULES[rules][reserved])
         for axis in used:
             if axis in taken:
                 raise ShardingError(f"{what}: axes {taken[axis]!r} and {name!r} both want mesh axis {axis!r}")
@@ -130,12 +136,14 @@ def partition_spec(
     return PartitionSpec(*entries)
 
 
-def constrain(x: jax.Array, names: Sequence[str | None], rules: str = "default") -> jax.Array:
-    """Pins an activation to the mesh; the identity only where no mesh is set (`jax.set_mesh`)."""
+def constrain(
+    x: jax.Array, names: Sequence[str | None], rules: str = "default", reserved: str | None = None
+) -> jax.Array:
+    """Pins an activation to the mesh; the identity only where no mesh is set. `reserved` as of `partition_spec`."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return x
-    return jax.lax.with_sharding_constraint(x, partition_spec(names, x.shape, mesh, rules, what="activation"))
+    return jax.lax.with_sharding_constraint(x, partition_spec(names, x.shape, mesh, rules, "activation", reserved))
 
 
 _WHOLE, _STREAM = (ax.BATCH, ax.LENGTH, ax.ACT_EMBED), (ax.BATCH, ax.STREAM_LENGTH, ax.ACT_EMBED)

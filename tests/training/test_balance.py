@@ -15,7 +15,6 @@ from transformer.ops import balance as ops
 from transformer.settings import Balance, Mesh, SettingsError
 from transformer.training import balance
 from transformer.training import step as steps
-from transformer.training.optimizer import make_optimizer
 from transformer.training.state import init_state
 
 ALL = Balance(auxiliary=0.3, sequence=0.2, z=0.1)
@@ -73,7 +72,7 @@ def run_steps(family: str, mesh: jax.sharding.Mesh, settings: Balance, accumulat
     page.compute.update(dict(experts="grouped") | compute)
     run = config.resolve(page)
     net = Transformer(run.spec, run.settings.compute)
-    state = init_state(net, make_optimizer(net, run.settings), 0, mesh)
+    state = init_state(net, run.settings, mesh)
     place = sharding.batch_sharding(mesh)
     with jax.set_mesh(mesh):
         train_step = jax.jit(steps.make_train_step(net, run.settings))

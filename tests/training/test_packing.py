@@ -142,7 +142,7 @@ def test_processes_share_out_the_global_batch(case):
     settings, shape, _ = case
 
     def joined(make):
-        parts = [make(process_index=p, process_count=2) for p in range(2)]
+        parts = [make(rows=rows) for rows in ([0, 1], [2, 3])]
         return [{k: np.concatenate([b[k] for b in group]) for k in group[0]} for group in zip(*parts, strict=True)]
 
     assert_same(joined(lambda **k: train(settings, shape, 8, **k)), train(settings, shape, 8))

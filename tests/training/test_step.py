@@ -14,7 +14,7 @@ from transformer import config, families, sharding
 from transformer.nn.model import Transformer
 from transformer.settings import Optimizer
 from transformer.training import step as steps
-from transformer.training.optimizer import decay_mask, learning_rate, make_optimizer
+from transformer.training.optimizer import decay_mask, learning_rate
 from transformer.training.state import init_state
 
 LENGTH, ROWS = 24, 8
@@ -110,7 +110,7 @@ def test_step_is_adamw_on_the_clipped_gradient():
     run = a_run("llama3")
     model = Transformer(run.spec, run.settings.compute)
     mesh = sharding.make_mesh(run.settings.mesh, jax.devices()[:1])
-    state = init_state(model, make_optimizer(model, run.settings), 0, mesh)
+    state = init_state(model, run.settings, mesh)
     batch = a_batch(run.spec.vocab_size)
     params = state.params
     o = run.settings.optimizer

@@ -2,27 +2,39 @@
 
 config.json              the resolved config, written once
 tokenizer.json           a copy of the Hugging Face tokenizer file, where the run uses one, and of what lies beside it
-checkpoints/STEP/        state (arrays), data (the reader's position), identity (what the tokenizer is)
+checkpoints/STEP/        state (arrays), data (the reader's position), identity (what the tokenizer is), checksums
+damaged/STEP/            a checkpoint that a run found damaged before it went on from an earlier one
 metrics.jsonl, tensorboard/
+
+Many processes share it: each writes its part of a checkpoint's arrays, process 0 all else.
 """
 
 import json
+import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 
+from transformer import distributed
+from transformer.checkpoints import integrity
+from transformer.checkpoints.integrity import DamagedError
 from transformer.config import differences
 from transformer.tokenizer import Tokenizer, load_tokenizer
 
+log = logging.getLogger("transformer")
+
 # Fields that a resumed run may change: they alter where and how often things happen, or rounding, not the run.
 FREE = ("mesh.", "train.log_every", "train.eval_", "train.checkpoint_every", "train.keep_", "train.sample_",
+        "train.watchdog_", "train.check_replicas_", "optimizer.moments_memory",
         "compute.attention", "compute.context_attention", "compute.decode_attention", "compute.expert_exchange",
-        "compute.expert_buffer", "compute.remat", "compute.unroll", "compute.loss_chunk", "compute.rules")  # fmt: skip
+        "compute.expert_buffer", "compute.remat", "compute.offload", "compute.unroll", "compute.loss_chunk",
+        "compute.rules")  # fmt: skip
 
 
 # Files beside a tokenizer.json that say how its texts begin, end and take turns.
@@ -109,77 +121,155 @@ class Workdir:
         """Orbax's manager: asynchronous saves, a checkpoint is complete or invisible."""
         if self._manager is None:
             options = ocp.CheckpointManagerOptions(max_to_keep=self._keep, cleanup_tmp_directories=True)
-            self._manager = ocp.CheckpointManager(self.path / "checkpoints", options=options)
+            self._manager = _Manager(self.path / "checkpoints", options=options)
         return self._manager
 
     def save(self, step: int, state: Any, data: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-        """Starts an asynchronous save; the arrays are copied out before this returns, so they may be donated."""
+        """Starts an asynchronous save; the arrays are copied out before this returns, so they may be donated.
+
+        Raises:
+          WorkdirError: there is no room for it, or there was none for the one before.
+        """
         if step in self.manager.all_steps():
             return
-        self.manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(state),
-                data=ocp.args.JsonSave(dict(data)),
-                identity=ocp.args.JsonSave(dict(identity)),
-            ),
-        )
+        texts = {"data": dict(data), "identity": dict(identity)}
+        with self.writing():
+            self.manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(state),
+                    checksums=ocp.args.JsonSave(integrity.seal(state, texts)),
+                    **{name: ocp.args.JsonSave(text) for name, text in texts.items()},
+                ),
+            )
 
-    def latest_step(self) -> int | None:
-        """Step of the newest complete checkpoint."""
-        return self.manager.latest_step() if (self.path / "checkpoints").is_dir() else None
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Raises `WorkdirError` where what is written finds no room on the disk."""
+        try:
+            yield
+        except Exception as error:
+            why = integrity.no_room(error)
+            if why is None:
+                raise
+            step = max(self._whole_steps(), default=None)
+            rest = "no checkpoint is whole yet" if step is None else f"the checkpoint of step {step} is whole"
+            raise WorkdirError(
+                f"workdir={str(self.path)!r}: can't be written ({why}); {rest}. Make room, and the same command resumes"
+            ) from error
+
+    def _whole_steps(self) -> list[int]:
+        folder = self.path / "checkpoints"
+        return [int(x.name) for x in folder.iterdir() if x.name.isdecimal()] if folder.is_dir() else []
+
+    def latest_step(self, before: int | None = None) -> int | None:
+        """Step of the newest complete checkpoint (older than `before`), as process 0 sees it."""
+        steps = [step for step in self._whole_steps() if before is None or step < before]
+        step = distributed.from_first(max(steps, default=-1))
+        return None if step < 0 else step
+
+    def resume(self, like: Any, identity: Mapping[str, Any], say: Callable[[str], None]) -> tuple[Any, dict] | None:
+        """(state, data position) of the newest checkpoint that is sound, None if there is none at all.
+
+        Damaged ones that are newer are told by `say` and moved to damaged/.
+
+        Raises:
+          WorkdirError: as `restore`; or every checkpoint is damaged.
+        """
+        return self._newest(lambda step: self.restore(step, like, identity), say, move=True)
+
+    def _newest[T](self, read: Callable[[int], T], say: Callable[[str], None], move: bool = False) -> T | None:
+        """What `read` makes of the newest checkpoint that it doesn't find damaged."""
+        step, damaged = self.latest_step(), {}
+        while step is not None:
+            try:
+                found = read(step)
+            except (DamagedError, distributed.DistributedError) as error:
+                damaged[step], step = distributed.first_line(error), self.latest_step(before=step)
+                continue
+            for other, why in damaged.items():
+                if move:
+                    self._set_aside(other)
+                moved = f"; moved to {self.path / 'damaged' / str(other)}" if move else ""
+                say(f"the checkpoint of step {other} is damaged ({why}){moved}: using that of step {step}")
+            return found
+        if damaged:
+            told = "; ".join(f"step {step}: {why}" for step, why in damaged.items())
+            raise WorkdirError(f"workdir={str(self.path)!r}: no checkpoint can be read ({told}); use another workdir")
+        return None
+
+    def _set_aside(self, step: int) -> None:
+        with distributed.together("setting a damaged checkpoint aside"):
+            if jax.process_index() == 0:
+                target = self.path / "damaged" / str(step)
+                shutil.rmtree(target, ignore_errors=True)
+                target.parent.mkdir(exist_ok=True)
+                os.replace(self.path / "checkpoints" / str(step), target)
 
     def restore(self, step: int, like: Any, identity: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         """(state, data position) of a step; `like` gives the shape, dtype and sharding of every leaf.
 
         Raises:
-          WorkdirError: the checkpoint was trained with another tokenizer, or its arrays don't fit `like`.
+          WorkdirError: the checkpoint was trained with another tokenizer.
+          DamagedError: it can't be read, or isn't what was saved.
         """
-        saved = self.manager.restore(
-            step, args=ocp.args.Composite(data=ocp.args.JsonRestore(), identity=ocp.args.JsonRestore())
-        )
-        if saved.identity != dict(identity):
-            raise WorkdirError(
-                f"workdir={str(self.path)!r} step {step}: trained with tokenizer {saved.identity}, "
-                f"but data.tokenizer is {dict(identity)}; use the same tokenizer"
-            )
-        return self._restore_state(step, like), saved.data
+        state, texts = self._read(step, like, identity)
+        return state, texts["data"]
 
-    def _restore_state(self, step: int, like: Any) -> Any:
-        try:
-            args = ocp.args.Composite(state=ocp.args.StandardRestore(like))
-            return self.manager.restore(step, args=args).state
-        except (ValueError, KeyError, FileNotFoundError) as error:
-            raise WorkdirError(f"{self.path}/checkpoints/{step}: can't be restored: {error}") from error
-
-    def restore_params(self, like: Any) -> Any:
-        """The parameters of the newest checkpoint, without the optimiser's state.
+    def restore_params(self, like: Any, say: Callable[[str], None] = log.error) -> Any:
+        """The parameters of the newest checkpoint that is sound, without the optimiser's state.
 
         Raises:
-          WorkdirError: there is no checkpoint yet.
+          WorkdirError: there is no checkpoint yet, or every one is damaged.
         """
-        step = self.latest_step()
-        if step is None:
+        found = self._newest(lambda step: self._read(step, {"params": like})[0]["params"], say)
+        if found is None:
             raise WorkdirError(f"workdir={str(self.path)!r}: no checkpoint yet; train until the first is saved")
-        args = ocp.args.PyTreeRestore(
-            item={"params": like},
-            restore_args=ocp.checkpoint_utils.construct_restore_args({"params": like}),
-            partial_restore=True,
-        )
-        directory = self.path / "checkpoints" / str(step) / "state"
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-            return reader.restore(directory, args=args)["params"]
+        return found
+
+    def _read(self, step: int, like: Any, identity: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Arrays and texts of a step, verified; without `identity` what `like` has of the arrays, of any tokenizer."""
+        folder = self.path / "checkpoints" / str(step)
+        with distributed.together(f"reading {folder}"):
+            seal, texts = integrity.read_texts(folder, ("data", "identity"))
+            if identity is not None and texts["identity"] != dict(identity):
+                raise WorkdirError(
+                    f"workdir={str(self.path)!r} step {step}: trained with tokenizer {texts['identity']}, "
+                    f"but data.tokenizer is {dict(identity)}; use the same tokenizer"
+                )
+            found = integrity.read_arrays(folder, like, partial=identity is None)
+        if seal is None:
+            log.warning("%s: saved without checksums, not verified", folder)
+        else:
+            sums = integrity.sums(found)  # not in a block that a process may leave alone: all compute them
+            with distributed.together(f"verifying {folder}"):
+                integrity.verify(sums, seal)
+        return found, texts
 
     def wait(self) -> None:
-        """Returns when every save begun is complete; raises what went wrong with one."""
+        """Returns when every save begun is complete.
+
+        Raises:
+          WorkdirError: there was no room for it.
+        """
         if self._manager is not None:
-            self._manager.wait_until_finished()
+            with self.writing():
+                self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Waits for saves and frees the manager."""
         if self._manager is not None:
-            self._manager.close()
-            self._manager = None
+            manager, self._manager = self._manager, None
+            manager.close()
 
 
-__all__ = ["FREE", "Workdir", "WorkdirError"]
+class _Manager(ocp.CheckpointManager):
+    """Orbax's, which leaves JAX's preemption protocol alone."""
+
+    def reached_preemption(self, step: int) -> bool:
+        """False: the training loop asks JAX, once a step. Orbax would ask again, and later, of steps long past,
+        which makes the processes disagree on the step to stop at."""
+        return False
+
+
+__all__ = ["FREE", "DamagedError", "Workdir", "WorkdirError"]

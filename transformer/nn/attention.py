@@ -4,13 +4,14 @@ import math
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from transformer import axes as ax
 from transformer import spec
 from transformer.nn.context import Context
 from transformer.nn.parameter import parameter
-from transformer.nn.projection import Norm, Projection, capture, capturing
+from transformer.nn.projection import Norm, Projection, capture, capturing, point
 from transformer.ops import attention, cached_attention, relative_bias, rope
 from transformer.ops.attention import Extra, Where, reference
 from transformer.ops.cache import KVCache, extend
@@ -76,8 +77,7 @@ class Attention(nn.Module):
         if not s.mask.sinks:  # else by their place in the cache, once that is known
             q, k = context.rotate(s.rope, q), context.rotate(s.rope, k)
         q, k, v = (constrain(a, HEADS, self.compute.rules) for a in (q, k, v))
-        capture(self, "k", k)
-        capture(self, "v", v)
+        q, k, v = checkpoint_name(q, "q"), point(self, "k", k), point(self, "v", v)
         kept = None
         if cache is not None and context.fresh:
             cache = cache.write(k, v, positions)
@@ -107,8 +107,7 @@ class Attention(nn.Module):
             where = Where(context.positions, cache.held, context.segments)
             return self._attend_kept(q, cache, where, None), cache
         k, v = (constrain(a, HEADS, self.compute.rules) for a in self._keys_and_values(memory.features))
-        capture(self, "k", k)
-        capture(self, "v", v)
+        q, k, v = checkpoint_name(q, "q"), point(self, "k", k), point(self, "v", v)
         cache = None if cache is None else cache.write(k, v, memory.positions)
         where = Where(context.positions, memory.positions, context.segments, memory.segments)
         return self._attend(q, k, v, where, None, aligned=False), cache

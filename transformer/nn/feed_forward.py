@@ -1,6 +1,7 @@
 """The dense and gated feed-forward layer."""
 
 import flax.linen as nn
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from transformer import axes as ax
@@ -27,9 +28,9 @@ class FeedForward(nn.Module):
         s, rules, width = self.spec, self.compute.rules, x.shape[-1]
         x = into_branch(x, rules)
         inward = (width,), (s.d_ff,), (ax.EMBED, ax.MLP), s.bias
-        y = Projection(*inward, name="up")(x)
+        y = checkpoint_name(Projection(*inward, name="up")(x), "ffn_up")
         if s.gated:
-            y = gate(s, Projection(*inward, name="gate")(x), y)
+            y = gate(s, checkpoint_name(Projection(*inward, name="gate")(x), "ffn_gate"), y)
         else:
             y = activate(s.activation, y)
         y = constrain(y, (ax.BATCH, ax.LENGTH, ax.ACT_MLP), rules)

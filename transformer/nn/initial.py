@@ -19,7 +19,7 @@ def _tokens(model: Transformer) -> jax.Array:
 
 def abstract_params(model: Transformer) -> dict:
     """Parameter shapes boxed with their logical axis names; nothing is computed."""
-    return jax.eval_shape(lambda key: model.init(key, _tokens(model)), jax.random.key(0))["params"]
+    return jax.eval_shape(lambda: model.init(jax.random.key(0), _tokens(model)))["params"]
 
 
 def is_named(x) -> bool:

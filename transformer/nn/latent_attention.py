@@ -10,7 +10,7 @@ from transformer import axes as ax
 from transformer import spec
 from transformer.nn.context import Context
 from transformer.nn.parameter import parameter
-from transformer.nn.projection import Norm, Projection, capture, capturing
+from transformer.nn.projection import Norm, Projection, capture, capturing, point
 from transformer.ops import attention, cached_attention, rope
 from transformer.ops.attention import Where, reference
 from transformer.ops.cache import KVCache, extend
@@ -83,8 +83,7 @@ class LatentAttention(nn.Module):
         v = jnp.einsum("bsr,rnh->bsnh", latent, value_up.astype(latent.dtype))
         k = jnp.concatenate([k_nope, jnp.broadcast_to(k_rope, (*k_nope.shape[:3], k_rope.shape[-1]))], axis=-1)
         q = jnp.concatenate([q_nope, q_rope], axis=-1)
-        for name, value in (("q", q), ("k", k), ("v", v)):
-            capture(self, name, value)
+        q, k, v = (point(self, name, value) for name, value in (("q", q), ("k", k), ("v", v)))
         where, call = context.where(context.positions), self._call(aligned=True)
         if capturing(self):
             self._capture(call, q, k, where)

@@ -31,7 +31,8 @@ class Transformer(nn.Module):
 
     def setup(self):
         s = self.spec
-        self.embedding = Embedding(s.embedding, s.vocab_size, s.d_model, jnp.dtype(self.compute.dtype))
+        how = jnp.dtype(self.compute.dtype), self.compute.rules
+        self.embedding = Embedding(s.embedding, s.vocab_size, s.d_model, *how)
         if s.encoder is not None:
             self.encoder = Stack(s.encoder, self.compute)
         if s.decoder is not None:
@@ -122,7 +123,7 @@ class Transformer(nn.Module):
             source = self.encode(source)
         rows = tokens, positions, token_types, segment_ids, orders
         tokens, positions, token_types, segment_ids, orders = order.out(rows)
-        x = self._constrain(self.embedding(tokens, positions, token_types), ax.ACT_EMBED)
+        x = self.embedding(tokens, positions, token_types)
         capture(self, "embedded", x)
         stack = self.encoder if self.spec.decoder is None else self.decoder
         context = make_context(self.spec.ropes, positions, segment_ids, fresh, orders, source, order.zigzag)
@@ -158,7 +159,7 @@ class Transformer(nn.Module):
         positions = source.positions
         if positions is None:
             positions = default_positions(source.segments, source.tokens.shape)
-        x = self._constrain(self.embedding(source.tokens, positions), ax.ACT_EMBED)
+        x = self.embedding(source.tokens, positions)
         capture(self, "source_embedded", x)
         x, _ = self.encoder(x, make_context(self.spec.ropes, positions, source.segments), None)
         return Memory(x, positions, source.segments)
@@ -229,7 +230,7 @@ class Transformer(nn.Module):
         tokens, positions, segment_ids = order.out((tokens, positions, segment_ids))
         context = make_context(self.spec.ropes, positions, segment_ids, fresh, zigzag=order.zigzag)
         ahead = jnp.where(positions >= 0, positions + depth + 1, -1)
-        return self.mtp(depth, x, self._constrain(self.embedding(tokens, ahead), ax.ACT_EMBED), context, cache)
+        return self.mtp(depth, x, self.embedding(tokens, ahead), context, cache)
 
     def further_losses(
         self,

@@ -1,6 +1,7 @@
 """Documents or pairs to batches: a grain pipeline of packed rows whose state restores exactly.
 
-A batch is a dict of arrays, B the rows of this process. Of the side that the head scores, [B, T]:
+A batch is a dict of arrays, B its rows: in a run of several processes, those that this one's devices hold. Of the side
+that the head scores, [B, T]:
 
   tokens        int32    what the model reads
   targets       int32    what it is to say at each
@@ -38,36 +39,36 @@ LOOKED_AT = 10_000  # pairs by which it is told how many don't fit
 
 
 def train_iterator(
-    data: Data, tokenizer: Tokenizer, shape: Shape, process_index: int = 0, process_count: int = 1
+    data: Data, tokenizer: Tokenizer, shape: Shape, rows: Sequence[int] | None = None
 ) -> grain.DatasetIterator[Batch]:
-    """Endless training batches [B / process_count, T], reshuffled each epoch, by a background thread.
+    """Endless training batches [B, T], or of the given `rows` of them, reshuffled each epoch, by a background thread.
 
     `get_state()` is plain JSON, the same in every process; after `set_state` the next batches are bit-identical.
-    Every process packs all rows and keeps its own, so the global batch does not depend on `process_count`.
+    Every process packs all rows and keeps those that its devices hold, so the sequence of global batches is a function
+    of `data` alone: a run goes on with the same examples on another number of processes and on another mesh.
 
     Raises:
-      SettingsError: the texts can't be read or split, the objective doesn't fit the model or the tokenizer, or the
-        batch does not divide over the processes.
+      SettingsError: the texts can't be read or split, or the objective doesn't fit the model or the tokenizer.
     """
-    mine = _local_rows(data, process_index, process_count)
+    mine = _rows_held(data, rows)
     check(data.seed >= 0, "data.seed", data.seed, "use 0 or more")
     objective = make_objective(data, tokenizer, shape)
     items, _ = sides(data)
-    if data.objective == "pairs" and process_index == 0:
+    if data.objective == "pairs" and log.isEnabledFor(logging.WARNING):
         report_dropped(objective, items)
     # Grain adds the epoch to the seed: plain consecutive seeds would share their epochs.
     seeds = [int(word) >> 1 for word in np.random.SeedSequence(data.seed).generate_state(3)]
-    rows = grain.experimental.WindowShuffleIterDataset(
+    packed = grain.experimental.WindowShuffleIterDataset(
         pack(items, objective, seeds[0], seeds[2]), window_size=_window_rows(data), seed=seeds[1]
     )
-    batches = rows.batch(data.batch_size, drop_remainder=True).map(lambda rows: _batch(rows, mine))
+    batches = packed.batch(data.batch_size, drop_remainder=True).map(lambda batch: _batch(batch, mine))
     return iter(grain.experimental.ThreadPrefetchIterDataset(batches, prefetch_buffer_size=PREFETCH_BATCHES))
 
 
 def validation_batches(
-    data: Data, tokenizer: Tokenizer, shape: Shape, num_batches: int, process_index: int = 0, process_count: int = 1
+    data: Data, tokenizer: Tokenizer, shape: Shape, num_batches: int, rows: Sequence[int] | None = None
 ) -> list[Batch]:
-    """At most `num_batches` (and at least one) batches [B / process_count, T], the same at every call.
+    """At most `num_batches` (and at least one) batches [B, T], or of the given `rows` of each, the same at every call.
 
     Where there are more rows than asked for, they are taken evenly spaced from the first of a fixed random order of
     the texts. The last batch is filled up with rows of padding; all processes get the same number of batches.
@@ -75,20 +76,20 @@ def validation_batches(
     Raises:
       SettingsError: as `train_iterator`.
     """
-    mine = _local_rows(data, process_index, process_count)
+    mine = _rows_held(data, rows)
     check(num_batches >= 1, "train.eval_batches", num_batches, "use at least 1")
     _, items = sides(data)
     wanted = num_batches * data.batch_size
-    rows = []
+    packed = []
     for row in pack(items, make_objective(data, tokenizer, shape)):
-        rows.append(row)
-        if len(rows) >= max(wanted, _window_rows(data)):
+        packed.append(row)
+        if len(packed) >= max(wanted, _window_rows(data)):
             break
-    if len(rows) > wanted:
-        rows = [rows[i * len(rows) // wanted] for i in range(wanted)]
-    padding = {name: np.zeros_like(value) for name, value in rows[0].items()}
-    rows += [padding] * (-len(rows) % data.batch_size)
-    groups = [rows[i : i + data.batch_size] for i in range(0, len(rows), data.batch_size)]
+    if len(packed) > wanted:
+        packed = [packed[i * len(packed) // wanted] for i in range(wanted)]
+    padding = {name: np.zeros_like(value) for name, value in packed[0].items()}
+    packed += [padding] * (-len(packed) % data.batch_size)
+    groups = [packed[i : i + data.batch_size] for i in range(0, len(packed), data.batch_size)]
     return [_batch({name: np.stack([row[name] for row in group]) for name in padding}, mine) for group in groups]
 
 
@@ -203,7 +204,7 @@ def _with_slices(state: dict[str, Any], kind: type) -> dict[str, Any]:
     return {**state, "remainder_slices": {name: kind(ends) for name, ends in state["remainder_slices"].items()}}
 
 
-def _batch(rows: Batch, mine: slice) -> Batch:
+def _batch(rows: Batch, mine: np.ndarray) -> Batch:
     """The batch of the rows `mine` out of packed rows [B, T, …]."""
     rows = {name: value[mine] for name, value in rows.items()}
     columns, segment_ids = rows["columns"], rows["columns_segment_ids"]
@@ -226,14 +227,8 @@ def _batch(rows: Batch, mine: slice) -> Batch:
     return batch
 
 
-def _local_rows(data: Data, process_index: int, process_count: int) -> slice:
-    check(
-        data.batch_size % process_count == 0, "data.batch_size", data.batch_size,
-        f"must be a multiple of the {process_count} processes",
-    )  # fmt: skip
-    check(0 <= process_index < process_count, "process_index", process_index, f"must be in [0, {process_count})")
-    rows = data.batch_size // process_count
-    return slice(process_index * rows, (process_index + 1) * rows)
+def _rows_held(data: Data, rows: Sequence[int] | None) -> np.ndarray:
+    return np.arange(data.batch_size) if rows is None else np.asarray(rows)
 
 
 def _window_rows(data: Data) -> int:

@@ -1,28 +1,34 @@
 """The training loop: resumes by itself, saves when told to stop, reports as it goes."""
 
-import signal
+import hashlib
+import json
+import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import numpy as np
 
-from transformer import sharding
+from transformer import distributed, sharding
 from transformer.checkpoints import source as sources
 from transformer.checkpoints.workdir import Workdir, WorkdirError
 from transformer.config import Run
 from transformer.nn.model import Transformer
+from transformer.ops.experts import products
 from transformer.tokenizer import Tokenizer, load_tokenizer
 from transformer.training import data, metrics, pairs
 from transformer.training.examples import shape_of
+from transformer.training.feed import Feed
 from transformer.training.objectives import make_objective
-from transformer.training.optimizer import make_optimizer
 from transformer.training.pairs import Pair
+from transformer.training.replicas import ReplicaGuard
 from transformer.training.state import TrainState, abstract_state, init_state, state_of
-from transformer.training.step import Batch, compile_train_step, make_eval_step, means
+from transformer.training.step import compile_train_step, make_eval_step, means
+from transformer.training.watch import StopRequest, Watchdog
+
+log = logging.getLogger("transformer")
 
 Sampler = Callable[[Transformer, dict, Tokenizer], str]
 FlopCount = Callable[[int, int | None], float]
@@ -49,7 +55,9 @@ def train(
 ) -> Result:
     """Trains `run` in `workdir`, from its newest checkpoint if it has one.
 
-    SIGTERM or SIGINT saves after the step in flight and returns with `finished=False`; a second one kills.
+    SIGTERM or SIGINT saves after the step in flight and returns with `finished=False`; a second SIGINT interrupts. Of
+    several processes (`distributed.join`) all call this with the same `run` and `workdir`, and a signal to one is
+    heeded by all.
 
     Args:
       count_flops: training FLOPs a token of rows of so many tokens, that bear those of an encoder's rows; for MFU.
@@ -57,7 +65,9 @@ def train(
       matcher: what fraction of pairs the current parameters answer exactly, of `train.eval_pairs` at each evaluation.
 
     Raises:
-      SettingsError, ShardingError, WorkdirError: before anything is compiled.
+      SettingsError, ShardingError, WorkdirError, DistributedError: before anything is compiled.
+      WorkdirError: no room for a checkpoint.
+      ReplicaError: devices disagree about what they should hold copies of (`train.check_replicas_every`).
     """
     return _Loop(run, workdir, count_flops, sampler, matcher, quiet).run_all()
 
@@ -66,7 +76,23 @@ class _Loop:
     """The parts of one run, made in the order in which they can fail: cheap checks first, compiling last."""
 
     def __init__(self, run: Run, workdir: str, count_flops, sampler, matcher, quiet: bool):
-        self.settings = settings = run.settings
+        values = json.dumps(run.values, sort_keys=True, default=str).encode()
+        distributed.check_same(hashlib.sha256(values).digest(), "the config")
+        self.settings = run.settings
+        self.count_flops, self.sampler, self.matcher = count_flops, sampler, matcher
+        self.quiet = quiet or jax.process_index() != 0
+        with distributed.together("checking the run"):
+            self._check(run)
+        self._open(run, workdir)
+        train = self.settings.train
+        self.guard = ReplicaGuard(self.like) if train.check_replicas_every else None
+        self.watchdog = Watchdog(train.watchdog_seconds)
+        self.train_step = compile_train_step(self.model, self.settings)
+        eval_step = make_eval_step(self.model, train.mtp_weight)
+        self.eval_step = jax.jit(eval_step, compiler_options=products.compiler_options())
+
+    def _check(self, run: Run) -> None:
+        settings = self.settings
         self.mesh = sharding.make_mesh(settings.mesh)
         sharding.check_batch(settings.data.batch_size // settings.train.accumulate, self.mesh, settings.compute.rules)
         self.model = Transformer(run.spec, settings.compute)
@@ -76,26 +102,24 @@ class _Loop:
         shape = shape_of(run.spec)
         self.lengths = make_objective(settings.data, self.tokenizer, shape).lengths
         self._check_lengths()
-        self.optimizer = make_optimizer(self.model, settings)
-        self.like = abstract_state(self.model, self.optimizer, self.mesh)
-        texts, processes = (settings.data, self.tokenizer, shape), (jax.process_index(), jax.process_count())
-        self.batches = data.train_iterator(*texts, *processes)
-        self.held_out = data.validation_batches(*texts, settings.train.eval_batches, *processes)
-        self.workdir = Workdir(workdir, settings.train.keep_checkpoints)
+        self.like = abstract_state(self.model, settings, self.mesh)
+        self.feed = Feed(self.mesh, settings.data.batch_size, settings.compute.rules)
+        texts = settings.data, self.tokenizer, shape
+        self.batches = data.train_iterator(*texts, self.feed.rows)
+        self.held_out = data.validation_batches(*texts, settings.train.eval_batches, self.feed.rows)
+        asked = settings.train.eval_pairs if self.matcher else 0
+        self.asked = pairs.pairs(settings.data, "validation")[:asked] if asked else []
+
+    def _open(self, run: Run, workdir: str) -> None:
+        self.workdir = Workdir(workdir, self.settings.train.keep_checkpoints)
         if self.workdir.latest_step() == 0:
             raise WorkdirError(
                 f"workdir={str(self.workdir.path)!r}: holds converted parameters and no run; give it as --init-from, "
                 "with a new --workdir"
             )
-        self.workdir.open_config(run.values)
-        self.workdir.keep_tokenizer(settings.data.tokenizer)
-        self.count_flops, self.sampler, self.matcher = count_flops, sampler, matcher
-        asked = settings.train.eval_pairs if matcher else 0
-        self.asked = pairs.pairs(settings.data, "validation")[:asked] if asked else []
-        self.quiet = quiet or jax.process_index() != 0
-        self.train_step = compile_train_step(self.model, settings)
-        self.eval_step = jax.jit(make_eval_step(self.model, settings.train.mtp_weight))
-        self.stop = False
+        with distributed.together("opening the workdir"):
+            self.workdir.open_config(run.values)
+            self.workdir.keep_tokenizer(self.settings.data.tokenizer)
 
     def _check_lengths(self) -> None:
         rules, stack = self.settings.compute.rules, self.model.spec.trunk
@@ -109,12 +133,15 @@ class _Loop:
         state = self._initial_state()
         step, steps = int(state.step), self.settings.train.steps
         self.progress = metrics.ProgressLine(step, steps, self.quiet)
-        self.log = metrics.MetricsLog(self.workdir.path, step, step == steps) if jax.process_index() == 0 else None
+        with self.workdir.writing():
+            first = jax.process_index() == 0
+            self.log = metrics.MetricsLog(self.workdir.path, step, step == steps) if first else None
         start = f"from {self.source['path']}" if self.source else "from scratch"
         self.progress.say(f"{self._headline()}; {f'resumed at step {step}' if step else start}")
         self.peak = metrics.peak_flops(self.settings.compute.dtype) if self.count_flops else None
+        clean = False
         try:
-            with jax.set_mesh(self.mesh), self._signals():
+            with jax.set_mesh(self.mesh), StopRequest() as self.stop, self.watchdog:
                 state, step, evaluation = self._steps(state, step, steps)
                 self._save(step, state)
                 if step == steps:
@@ -123,12 +150,15 @@ class _Loop:
                 else:
                     self.progress.say(f"stopped by a signal: saved step {step}; the same command resumes")
                 self.workdir.wait()
+            clean = True
         finally:
             self.progress.close()
             self.batches.close()
-            self.workdir.close()
-            if self.log:
-                self.log.close()
+            with self.workdir.writing():
+                if clean or not distributed.joined():  # else it would wait for the others, who don't come
+                    self.workdir.close()
+                if self.log:
+                    self.log.close()
         return Result(state, evaluation, finished=step == steps)
 
     def _headline(self) -> str:
@@ -139,33 +169,35 @@ class _Loop:
         )
 
     def _initial_state(self) -> TrainState:
-        step = self.workdir.latest_step()
-        if step is None:
+        resumed = self.workdir.resume(self.like, self.tokenizer.identity, log.error)
+        if resumed is None:
             return self._first_state()
-        state, position = self.workdir.restore(step, self.like, self.tokenizer.identity)
+        state, position = resumed
         self.batches.set_state(position)
         return state
 
     def _first_state(self) -> TrainState:
         if self.source is None:
-            return init_state(self.model, self.optimizer, self.settings.seed, self.mesh)
+            return init_state(self.model, self.settings, self.mesh)
         source, like = sources.open_source(self.source["path"]), self.like.params
         total = sum(sources.sizes(like).values())
         with sources.progress_bar(total, f"reading {source.path.name}", not self.quiet) as advance:
             params = source.read_params(like, "float32", lambda path, count: advance(count))
-        return state_of(params, self.model, self.optimizer, self.mesh)
+        return state_of(params, self.model, self.settings, self.mesh)
 
     def _steps(self, state: TrainState, step: int, steps: int) -> tuple[TrainState, int, dict[str, float]]:
         train = self.settings.train
-        evaluation, clock = {}, _Clock()
-        while step < steps and not self.stop:
-            state, values = self.train_step(state, self._on_devices(next(self.batches)))
+        evaluation, clock, stopped = {}, _Clock(), False
+        while step < steps and not stopped:
+            state, values = self.train_step(state, self.feed.put(next(self.batches)))
             step += 1
             if step % train.log_every == 0 or step == steps:
                 values = metrics.plain(values)  # the only wait for the devices
                 values |= self._speed(clock.lap(step))
                 self._record(step, "train", values)
             self.progress.step(step)
+            if self.guard and step % train.check_replicas_every == 0:
+                self.guard.check(state, step)
             evaluating = train.eval_every and step % train.eval_every == 0
             evaluation = self._evaluate(step, state.params) if evaluating else {}
             if train.checkpoint_every and step % train.checkpoint_every == 0:
@@ -175,11 +207,9 @@ class _Loop:
             if clock.started is None or evaluating:
                 jax.block_until_ready(state.step)
                 clock.start(step)
+            self.watchdog.report(f"step {step}")
+            stopped = self.stop.reached(step)
         return state, step, evaluation
-
-    def _on_devices(self, batch: dict[str, np.ndarray]) -> Batch:
-        place = sharding.batch_sharding(self.mesh, self.settings.compute.rules)
-        return {name: jax.make_array_from_process_local_data(place, x) for name, x in batch.items()}
 
     def _speed(self, lap: tuple[int, float] | None) -> dict[str, float]:
         """Tokens (padding included) a second since the last record, and what that is of the devices' peak."""
@@ -195,7 +225,8 @@ class _Loop:
 
     def _record(self, step: int, kind: str, values: dict[str, Any]) -> None:
         if self.log:
-            self.log.write(step, kind, values)
+            with self.workdir.writing():
+                self.log.write(step, kind, values)
         if kind == "train":
             self.progress.record(step, values)
 
@@ -203,8 +234,9 @@ class _Loop:
         """Mean loss, perplexity and bits a byte of the held-out batches."""
         sums = None
         for batch in self.held_out:
-            more = self.eval_step(params, self._on_devices(batch))
+            more = self.eval_step(params, self.feed.put(batch))
             sums = more if sums is None else jax.tree.map(jax.numpy.add, sums, more)
+            self.watchdog.report(f"an evaluation batch at step {step}")
         values = {name: float(x) for name, x in means(sums).items()}
         values["perplexity"] = float(np.exp(values["loss"]))
         told = ""
@@ -223,30 +255,14 @@ class _Loop:
             text = self.sampler(self.model, params, self.tokenizer)
             self.progress.say(f"step {step}: sample\n{text}")
             if self.log:
-                self.log.text(step, "sample", text)
+                with self.workdir.writing():
+                    self.log.text(step, "sample", text)
 
     def _save(self, step: int, state: TrainState) -> None:
         if step:
+            if self.guard:
+                self.guard.check(state, step)
             self.workdir.save(step, state, self.batches.get_state(), self.tokenizer.identity)
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """SIGTERM and SIGINT end the loop after the step in flight; the second one does what it always does."""
-
-        def ask(number, _):
-            self.stop = True
-            signal.signal(number, previous[number])
-
-        try:
-            previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
-        except ValueError:  # not the main thread: a notebook's worker has no signals to handle
-            yield
-            return
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
 
 
 class _Clock:

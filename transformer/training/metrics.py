@@ -66,14 +66,10 @@ class MetricsLog:
     """Writes records of (step, values). A resumed run drops what was written after the step it resumes from."""
 
     def __init__(self, workdir: Path, first_step: int, finished: bool):
-        from tensorboardX import SummaryWriter  # slow to import, and only training needs it
-        from tensorboardX.proto.summary_pb2 import Summary
-
         self._file = workdir / "metrics.jsonl"
         self._keep_until(first_step, finished)
         self._jsonl = self._file.open("a", encoding="utf-8")
-        self._summary = Summary
-        self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=first_step + 1)
+        self._board = _Board(workdir / "tensorboard", first_step + 1)
 
     def _keep_until(self, step: int, finished: bool) -> None:
         """A killed run may have logged steps that it never saved, and half a line; a finished one evaluates again."""
@@ -98,35 +94,64 @@ class MetricsLog:
         self._jsonl.flush()
         for name, value in values.items():
             if isinstance(value, int | float):
-                self._board.add_scalar(f"{kind}/{name}", value, step)
+                self._board.add(step, f"{kind}/{name}", simple_value=value)
         if "experts" in values:
             self._experts(step, kind, values["experts"])
+        self._board.flush()
 
     def _experts(self, step: int, kind: str, layers: dict[str, dict[str, Any]]) -> None:
         """The worst layer's numbers, and a picture: a row a layer, a column an expert, mid-grey for an even share."""
         for name in ("violation", "dropped"):
-            self._board.add_scalar(
-                f"{kind}/experts/{name}", max(np.max(layer[name]) for layer in layers.values()), step
-            )
+            worst = max(np.max(layer[name]) for layer in layers.values())
+            self._board.add(step, f"{kind}/experts/{name}", simple_value=worst)
         lowest = min(np.min(layer["entropy"]) for layer in layers.values())
-        self._board.add_scalar(f"{kind}/experts/entropy", lowest, step)
+        self._board.add(step, f"{kind}/experts/entropy", simple_value=lowest)
         for name, layer in layers.items():
             share = np.atleast_2d(layer["share"])
             pixels = np.clip(share * share.shape[1] * 127, 0, 255).astype(np.uint8).repeat(8, axis=0).repeat(8, axis=1)
-            image = self._summary.Image(
-                height=pixels.shape[0], width=pixels.shape[1], colorspace=1, encoded_image_string=png(pixels)
-            )
-            value = self._summary.Value(tag=f"{kind}/experts/{name}", image=image)
-            self._board.file_writer.add_summary(self._summary(value=[value]), step)
+            image = dict(height=pixels.shape[0], width=pixels.shape[1], colorspace=1, encoded_image_string=png(pixels))
+            self._board.add(step, f"{kind}/experts/{name}", image=image)
 
     def text(self, step: int, name: str, text: str) -> None:
         """A text, for TensorBoard."""
-        self._board.add_text(name, text, step)
+        self._board.add_text(step, name, text)
+        self._board.flush()
 
     def close(self) -> None:
         """Flushes and closes both."""
         self._jsonl.close()
         self._board.close()
+
+
+class _Board:
+    """An event file of TensorBoard, written where it is called: an error of the disk is raised, and loses no thread."""
+
+    def __init__(self, folder: Path, first_step: int):
+        from tensorboardX import summary  # slow to import, and only training needs it
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2, summary_pb2
+
+        folder.mkdir(exist_ok=True)
+        self._event, self._summary, self._text = event_pb2.Event, summary_pb2.Summary, summary.text
+        self._writer = EventsWriter(str(folder / "events"))
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)  # hides what a killed run wrote beyond
+        self._writer.write_event(self._event(wall_time=time.time(), step=first_step, session_log=start))
+
+    def add(self, step: int, tag: str, **value: Any) -> None:
+        """One value: a field of the protocol's Summary.Value."""
+        self._write(step, self._summary(value=[self._summary.Value(tag=tag, **value)]))
+
+    def add_text(self, step: int, tag: str, text: str) -> None:
+        self._write(step, self._text(tag, text))
+
+    def _write(self, step: int, summary: Any) -> None:
+        self._writer.write_event(self._event(wall_time=time.time(), step=step, summary=summary))
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
 
 
 class ProgressLine:

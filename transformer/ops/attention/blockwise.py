@@ -16,6 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from transformer.ops import relative_bias
@@ -173,7 +174,7 @@ def _by_group(sinks: Float[Array, " N"], kv_heads: int) -> Float[Array, "K G 1"]
 
 
 def _save(call: Call, q: Array, k: Array, v: Array, where: Where, extra: Extra):
-    out, log_total = forward(call, q, k, v, where, extra)
+    out, log_total = (checkpoint_name(x, "attended") for x in forward(call, q, k, v, where, extra))
     return out, (q, k, v, where, extra, out, log_total)
 
 

@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
@@ -111,7 +112,7 @@ def _save(plan: Plan, q: Array, k: Array, v: Array, where: Where, extra: Extra):
     at = _Specs.of(plan.call, q, k, where)
     inputs = at.queries, at.keys, at.keys, at.rows, at.extra(extra)
     run = _on_each_device(_ring if plan.how == "ring" else _at_once, plan, inputs, (at.queries, at.totals))
-    out, log_total = run(q, k, v, where, extra)
+    out, log_total = (checkpoint_name(x, "attended") for x in run(q, k, v, where, extra))
     return out, (q, k, v, where, extra, out, log_total)
 
 

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from transformer.ops import relative_bias
@@ -91,7 +92,8 @@ def attend(
     extra: Extra = NOTHING,
 ) -> Float[Array, "B T N Hv"]:
     """Attention by the formula; memory grows with T·S."""
-    return _of_values(probabilities(call, q, k, where, extra).astype(v.dtype), v).astype(q.dtype)
+    out = _of_values(probabilities(call, q, k, where, extra).astype(v.dtype), v).astype(q.dtype)
+    return checkpoint_name(out, "attended")
 
 
 def _of_values(weights: Float[Array, "B N T S"], v: Float[Array, "B S K H"]) -> Float[Array, "B T N H"]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
@@ -28,9 +29,7 @@ TYPED = False
 
 
 def refuse(call: Call) -> str | None:
-    """On TPUs, blocks are whole registers of 128 lanes; and the compiler for v4 doesn't take the kernels yet."""
-    if platform() == "tpu" and device_kind() == "TPU v4":
-        return 'its kernels don\'t compile for TPU v4 ("sublane gather"); use "blockwise"'
+    """On TPUs, blocks are whole registers of 128 lanes."""
     if platform() == "tpu" and call.block is not None and call.block % splash.LANES:
         return f"compute.attention_block={call.block}: on TPUs, use a multiple of {splash.LANES}, or None"
     return None
@@ -58,7 +57,7 @@ def _save(call: Call, q: Array, k: Array, v: Array, where: Where, extra: Extra):
     at = _Specs.of(call, q, k, where)
     inputs = at and (at.queries, at.keys, at.keys, at.rows, at.extra(extra))
     run = _on_each_device(forward, call, inputs, at and (at.queries, at.totals))
-    out, log_total = run(q, k, v, where, extra)
+    out, log_total = (checkpoint_name(x, "attended") for x in run(q, k, v, where, extra))
     return out, (q, k, v, where, extra, out, log_total)
 
 
@@ -128,9 +127,10 @@ def gradients(call: Call, q, k, v, where: Where, extra: Extra, d_out, log_total,
     block = plan.kernel.q_block
     totals = (_as_rows(x, plan.groups, block) for x in (log_total, delta))
     rows = plan.q_rows, plan.k_rows
-    inputs = *plan.features(q, k, v), *rows, _table(extra), _by_group(d_out, plan.groups, block), *totals
-    dq, d_table = splash_backward.queries(plan.kernel, plan.walk(), *inputs)
-    dk, dv = splash_backward.keys_and_values(plan.kernel, plan.walk(key_major=True), *inputs)
+    features, d_out = plan.features(q, k, v), _by_group(d_out, plan.groups, block)
+    inputs = splash_backward.Inputs(*features, *rows, _table(extra), d_out, *totals)
+    dq, d_table = splash_backward.queries(plan.kernel, plan.walk(), inputs)
+    dk, dv = splash_backward.keys_and_values(plan.kernel, plan.walk(key_major=True), inputs)
     if d_table is not None:
         d_table = jnp.sum(d_table, axis=(-2, -1)).reshape(q.shape[0], q.shape[2], -1)
     dk, dv = (_summed(d, like) for d, like in ((dk, k), (dv, v)))

@@ -1,0 +1,141 @@
+"""What real processes do when one of them is stopped, killed or starved: they save, or end in time, and resume."""
+
+import json
+import random
+import resource
+import signal
+import time
+
+import pytest
+
+from tests.training import processes
+
+pytestmark = pytest.mark.slow
+CONFIG = "llama3:tiny"
+STEPS = 40
+TINY = {
+    "model.d_model": 32, "model.num_layers": 1, "model.num_heads": 2, "model.num_kv_heads": 1, "model.d_ff": 32,
+    "data.seq_len": 32, "data.batch_size": 8, "optimizer.warmup_steps": 2, "mesh.data": 1, "mesh.fsdp": 2,
+    "train.steps": STEPS, "train.checkpoint_every": 10, "train.eval_every": 0, "train.eval_batches": 1,
+    "train.log_every": 1,
+}  # fmt: skip
+QUICK = ("--heartbeat-timeout=10", "--start-timeout=120")
+PATIENCE = 180
+
+
+def start(workdir, flags=QUICK, **more):
+    fields = {**TINY, **{name.replace("__", "."): value for name, value in more.items()}}
+    return processes.start(workdir, 2, 1, CONFIG, fields, flags)
+
+
+def wait_for(workdir, step):
+    """Until that step is logged."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        try:
+            if processes.records(workdir)[-1]["step"] >= step:
+                return
+        except (OSError, ValueError, IndexError):
+            pass
+        time.sleep(0.02)
+    raise AssertionError(f"step {step} never came")
+
+
+def steps(workdir):
+    return sorted(int(x.name) for x in (workdir / "checkpoints").iterdir() if x.name.isdecimal())
+
+
+def seal(workdir):
+    return json.loads((workdir / "checkpoints" / str(STEPS) / "checksums" / "metadata").read_text())
+
+
+def assert_resumes(workdir, straight):
+    """The same command ends as the run that wasn't disturbed, to the bit."""
+    codes, outputs = processes.finish(start(workdir))
+    assert codes == [0, 0], "\n---\n".join(outputs)
+    assert seal(workdir) == seal(straight) and processes.records(workdir) == processes.records(straight)
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("straight") / "run"
+    codes, outputs = processes.finish(start(workdir))
+    assert codes == [0, 0], "\n---\n".join(outputs)
+    return workdir
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_storm_of_signals_to_one_stops_both_at_one_step(straight, tmp_path, who):
+    running = start(tmp_path / "run")
+    wait_for(tmp_path / "run", 3)
+    for _ in range(50):
+        running[who].send_signal(signal.SIGTERM)
+        time.sleep(0.01)
+    codes, outputs = processes.finish(running)
+    assert codes == [0, 0], "\n---\n".join(outputs)
+    last = steps(tmp_path / "run")[-1]
+    assert last < STEPS and f"stopped by a signal: saved step {last}" in outputs[0]
+    assert f"resumed at step {last}" in assert_resumes(tmp_path / "run", straight)[0]
+
+
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_dead_or_silent_process_ends_the_other_in_time(straight, tmp_path, who, how):
+    running = start(tmp_path / "run")
+    wait_for(tmp_path / "run", random.Random(who).randint(12, 20))
+    running[who].send_signal(how)
+    begin = time.monotonic()
+    output, _ = running[1 - who].communicate(timeout=PATIENCE)
+    print(f"ended after {time.monotonic() - begin:.1f} s")
+    assert running[1 - who].returncode != 0
+    assert "another process is gone" in output or "another task died" in output
+    running[who].kill()
+    running[who].communicate()
+    assert steps(tmp_path / "run")[-1] >= 10
+    assert_resumes(tmp_path / "run", straight)
+
+
+def test_a_hang_is_ended_by_the_watchdog(tmp_path):
+    running = start(tmp_path / "run", flags=("--heartbeat-timeout=1000",), train__watchdog_seconds=20.0)
+    wait_for(tmp_path / "run", 3)
+    running[1].send_signal(signal.SIGSTOP)
+    output, _ = running[0].communicate(timeout=PATIENCE)
+    assert running[0].returncode == 3, output
+    assert "error (process 0 of 2): hung: nothing was done for train.watchdog_seconds=20" in output
+    assert "loop.py" in output.partition("hung")[2]
+    running[1].kill()
+    running[1].communicate()
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_no_room_for_a_checkpoint_is_told_and_the_last_one_is_kept(straight, tmp_path, who):
+    running = start(tmp_path / "run")
+    wait_for(tmp_path / "run", 12)
+    resource.prlimit(running[who].pid, resource.RLIMIT_FSIZE, (2000, 2000))
+    codes, outputs = processes.finish(running)
+    assert 0 not in codes
+    assert f"error (process {who} of 2): " in outputs[who] and "file too large" in outputs[who], outputs[who]
+    assert steps(tmp_path / "run") == [10]
+    assert_resumes(tmp_path / "run", straight)
+
+
+def test_processes_with_different_configs_are_refused(tmp_path):
+    where = ("--coordinator", f"127.0.0.1:{processes.free_port()}", "--num-processes", "2", "--process-id")
+    running = [
+        processes.start(tmp_path / "run", 1, 1, CONFIG, {**TINY, "data.seed": seed}, (*where, str(seed)))[0]
+        for seed in (0, 1)
+    ]
+    codes, outputs = processes.finish(running)
+    assert 2 in codes and 0 not in codes
+    assert any("the config: process 1 has another than process 0" in x for x in outputs)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_process_that_never_comes_is_told(tmp_path):
+    where = ("--coordinator", f"127.0.0.1:{processes.free_port()}", "--num-processes", "2", "--start-timeout", "3")
+    for number in ("0", "1"):
+        running = processes.start(tmp_path / "run", 1, 1, CONFIG, TINY, (*where, "--process-id", number))
+        [code], [output] = processes.finish(running, seconds=120)
+        assert code == 2, output
+        assert f"process {number} of 2 can't meet the others" in output and "within 3 s" in output
