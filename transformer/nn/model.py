@@ -176,7 +176,7 @@ class Transformer(nn.Module):
             y = y + bias
         if self.spec.head.softcap is not None:
             y = self.spec.head.softcap * jnp.tanh(y / self.spec.head.softcap)
-        y = self._constrain(y, ax.ACT_VOCAB)
+        y = sharding.constrain(y, (ax.BATCH, ax.LENGTH, ax.ACT_VOCAB), self.compute.rules)
         capture(self, "logits", y)
         return y
 
@@ -274,10 +274,6 @@ class Transformer(nn.Module):
         if smoothing is None:
             return losses.cross_entropy(x, table, targets, **how)
         return losses.smoothed_cross_entropy(x, table, targets, smoothing, **how)
-
-    def _constrain(self, x: Array, last: str) -> Array:
-        length = ax.STREAM_LENGTH if last == ax.ACT_EMBED else ax.LENGTH
-        return sharding.constrain(x, (ax.BATCH, length, last), self.compute.rules)
 
 
 def _shift(x: Array, by: int, fill: int) -> Array:
