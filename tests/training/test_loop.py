@@ -178,6 +178,14 @@ def test_mistakes_are_named_before_anything_is_written(corpus, tmp_path, field, 
     assert not (tmp_path / "new").exists()
 
 
+def test_rows_that_the_mesh_cannot_split_are_refused_before_anything_is_written(corpus, tmp_path):
+    page = a_config(corpus)
+    page.mesh.context, page.data.seq_len = 4, 36
+    with pytest.raises(ShardingError, match=r"data\.seq_len=36: mesh\.context=4 cuts rows into 8 parts"):
+        train(config.resolve(page), tmp_path / "new", quiet=True)
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_file_is_no_workdir(corpus, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(WorkdirError, match="can't be written"):
