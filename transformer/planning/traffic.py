@@ -123,7 +123,8 @@ def _of_parameter(
         return {"gradients": here * BYTES["float32"] * _ring(2, others)}
     gathers = here * (together - 1) * item * (2 if in_stack else 1)
     grad_item = item if in_stack else BYTES["float32"]
-    if compiler.scatters:
+    # Around experts it is the code itself that gathers and scatters.
+    if compiler.scatters or stays:
         scattered = here * (together - 1) + here * _ring(2, others)
     else:
         scattered = here * together * _ring(2, together * others)
