@@ -103,5 +103,5 @@ class MoE(nn.Module):
             return
         probability = balance.probabilities(self.spec.router, logits)
         capture(self, "router_probabilities", probability)
-        load = balance.measure(logits, probability, index, context.real, context.segments, dropped)
+        load = balance.measure(logits, probability, index, context.real, context.segments, dropped, self.compute.rules)
         self.sow(COLLECTION, "load", load, reduce_fn=lambda _, new: new, init_fn=lambda: None)
