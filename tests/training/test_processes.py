@@ -15,6 +15,7 @@ from transformer.training.loop import train
 CONFIG = "mixtral:tiny"
 # A mixture of experts on packed rows; there are few heads, so that any mesh will do.
 TINY = {
+    **processes.TEXTS,
     "model.d_model": 32, "model.num_heads": 2, "model.num_kv_heads": 1, "model.d_ff": 32, "model.num_experts": 4,
     "data.seq_len": 32, "data.batch_size": 8, "optimizer.warmup_steps": 2, "mesh.data": 1, "train.log_every": 1,
     "train.eval_every": 0, "train.eval_batches": 1,
