@@ -38,6 +38,7 @@ FLOORS = {
     "transformer.convert": 5,
     "transformer.embed": 5,
     "transformer.explain": 5,
+    "transformer.explorer": 5,
     "transformer.figures": 5,
     "transformer": 5,
     "train": 5,

@@ -61,6 +61,11 @@ class Look:
         """Colours of the theme."""
         return PALETTES[self.theme]
 
+    @property
+    def font(self) -> str:
+        """Families of fonts, as CSS lists them."""
+        return FONT
+
     def __call__(self, key: str, **values: Any) -> str:
         """A phrase of the table of words, with its gaps filled."""
         return WORDS[key][LANGUAGES.index(self.language)].format(**values)
