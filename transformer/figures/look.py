@@ -118,12 +118,6 @@ def dressed(figure: go.Figure, look: Look, title: str, height: int, width: int |
     return figure
 
 
-def note(text: str, x: float, y: float, **options) -> dict:
-    """An annotation without an arrow, placed on the paper from 0 to 1."""
-    place = dict(xref="paper", yref="paper", xanchor="left", yanchor="top", align="left")
-    return dict(text=text, x=x, y=y, showarrow=False, **{**place, **options})
-
-
 def box(x: float, y: float, width: float, height: float, axis: str, color: str, **options) -> dict:
     """The outline of a rectangle whose lower left corner is (x, y), on the axes "", "2", "3" …"""
     line = dict(color=color, width=options.pop("line_width", 2.5))
