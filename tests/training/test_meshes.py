@@ -14,7 +14,7 @@ from transformer.training import meshes
 CASES = [
     ("deepseek_v3", dict(fsdp=2, expert=2, tensor=2)),
     ("t5", dict(data=2, fsdp=2, tensor=2)),
-    ("gpt2", dict(fsdp=4, tensor=2)),
+    ("gpt2", dict(fsdp=2, context=2, tensor=2)),
 ]
 
 

@@ -109,5 +109,5 @@ class MoE(nn.Module):
             logits, index, real, segments = jax.tree.map(lambda x: zigzag.collect(x, self.compute.rules), rows)
         probability = balance.probabilities(self.spec.router, logits)
         capture(self, "router_probabilities", probability)
-        load = balance.measure(logits, probability, index, real, segments, dropped, self.compute.rules)
+        load = balance.measure(logits, probability, index, real, segments, dropped)
         self.sow(COLLECTION, "load", load, reduce_fn=lambda _, new: new, init_fn=lambda: None)
