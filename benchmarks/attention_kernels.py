@@ -194,16 +194,38 @@ def _first_words(error: Exception) -> str:
     return " ".join(str(error).split())[:120].replace("|", "/")
 
 
+def window_row(chip: str, name: str, problem: Problem) -> str:
+    """What the policy chooses for a window, and its model of time for blocks of every size, narrow ones, too."""
+    kind, group = device(chip).device_kind, problem.shape.group
+    chosen = [blocks.choose(kind, problem.shape, problem.mask, backward) for backward in (False, True)]
+    cells = [name, chip, ", ".join(f"{best.q} × {best.k}" for best in chosen)]
+    for size in WINDOW_BLOCKS:
+        terms = blocks.CHIPS[kind], problem.shape, problem.mask, size, size, group
+        times = [problem.kv_heads * blocks.seconds(*terms, backward) * 1e3 for backward in (False, True)]
+        ratio = flops_ratio(problem, blocks.Blocks(size, size, group, 0))
+        cells.append(f"{ratio:.2f}: {times[0]:.2f}, {times[1]:.2f}")
+    return f"| {' | '.join(cells)} |"
+
+
 HEAD = """| shape | chip | pass | blocks q × k × heads | FLOPs / needed | bytes / least | VMEM, MiB | MXU |
 |---|---|---|---|---|---|---|---|"""
-BEGIN, END = "<!-- table: benchmarks/attention_kernels.py -->", "<!-- end of table -->"
+WINDOW_BLOCKS = 128, 256, 512
+WINDOW_HEAD = f"""| shape | chip | chosen | {" | ".join(f"{size} × {size}" for size in WINDOW_BLOCKS)} |
+|---|---|---|---|---|---|"""
+
+
+def write(page: Path, name: str, table: str) -> None:
+    """Puts a table where the page has one of that name."""
+    begin, end = f"<!-- table: {name}, benchmarks/attention_kernels.py -->", f"<!-- end of table: {name} -->"
+    before, rest = page.read_text().split(begin)
+    page.write_text(f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chips", default=",".join(TOPOLOGIES), help="comma-separated")
     parser.add_argument("--shapes", default=None, help="one of the published shapes (default: all)")
-    parser.add_argument("--write", type=Path, help="the page whose table is to be replaced")
+    parser.add_argument("--write", type=Path, help="the page whose tables are to be replaced")
     args = parser.parse_args()
     lines = []
     with tempfile.TemporaryDirectory() as folder:
@@ -212,10 +234,12 @@ def main() -> None:
             for chip in args.chips.split(",") if args.shapes in (None, name) else ():
                 lines += (made := rows(chip, name, problem, schedules))
                 print("\n".join(made), flush=True)
+    narrow = {name: p for name, p in PROBLEMS.items() if p.mask.window is not None and p.mask.window <= 1024}
+    windows = [window_row(chip, name, p) for name, p in narrow.items() for chip in args.chips.split(",")]
+    print("\n".join(windows))
     if args.write:
-        before, rest = args.write.read_text().split(BEGIN)
-        table = "\n".join([HEAD, *lines])
-        args.write.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}")
+        write(args.write, "compiled", "\n".join([HEAD, *lines]))
+        write(args.write, "windows", "\n".join([WINDOW_HEAD, *windows]))
 
 
 if __name__ == "__main__":

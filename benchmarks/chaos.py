@@ -27,6 +27,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
 PROCESSES, DEVICES = 2, 1
 PATIENCE = 240  # seconds after which a run that is still there hangs
 FIELDS = {
@@ -34,6 +35,7 @@ FIELDS = {
     "model.num_kv_heads": 1, "model.head_dim": 16, "model.d_ff": 32, "data.seq_len": 32, "data.batch_size": 8,
     "train.steps": 60, "train.checkpoint_every": 6, "train.eval_every": 0, "train.eval_batches": 1,
     "train.log_every": 5, "train.check_replicas_every": 10, "train.watchdog_seconds": 100.0,
+    "data.source": "text", "data.paths": (str(ROOT / "docs" / "*.md"),), "data.validation_fraction": 0.3,
 }  # fmt: skip
 LIMITS = ("--heartbeat-timeout=30", "--start-timeout=100")  # seconds
 TOLD = ("is damaged", "stopped by a signal", "can't be written", "no space", "another process is gone", "hung")
@@ -254,7 +256,7 @@ def main() -> None:
         "JAX_COMPILATION_CACHE_DIR": programs, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_COMPILATION_CACHE_MAX_SIZE": str(2**30), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }  # fmt: skip
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+    sys.path.insert(0, str(ROOT))
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["train"])
     undisturbed = Run(context, root)

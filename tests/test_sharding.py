@@ -149,6 +149,19 @@ def test_rows_are_split_along_their_length_too_and_parameters_over_that_axis():
     assert {shard.data.shape for shard in placed.addressable_shards} == {(2, 3)}
 
 
+def test_rows_that_do_not_divide_are_refused():
+    sharding.check_length("data.seq_len", 24, mesh(1, 1, 2, context=4), halves=True)
+    sharding.check_length("data.seq_len", 7, mesh(4), halves=True)
+    for length, halves, rules, parts in (
+        (20, True, "default", 8),
+        (18, False, "default", 4),
+        (20, False, "sequence", 8),
+    ):
+        message = f"data.seq_len={length}: mesh.context=4.* cuts rows into {parts} parts; use a multiple of {parts}"
+        with pytest.raises(ShardingError, match=message):
+            sharding.check_length("data.seq_len", length, mesh(1, 1, 2, context=4), halves, rules)
+
+
 class Chip(NamedTuple):
     """What a mesh needs to know of a TPU."""
 

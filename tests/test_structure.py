@@ -41,6 +41,7 @@ FLOORS = {
     "transformer.embed": 5,
     "transformer.check_mesh": 5,
     "transformer.explain": 5,
+    "transformer.explorer": 5,
     "transformer.figures": 5,
     "transformer": 5,
     "train": 5,

@@ -52,7 +52,7 @@ class Compute:
     offload_names: tuple[str, ...] = ()  # those that it keeps in the host's memory; not on CPUs
     unroll: int = 1  # body repeats unrolled per scan step
     loss_chunk: int = 8192  # vocabulary columns of logits alive at once
-    rules: Literal["default", "decode"] = "default"  # preset of sharding.py: logical axes -> mesh axes
+    rules: Literal["default", "sequence", "decode"] = "default"  # preset of sharding.py: logical axes -> mesh axes
 
     def __post_init__(self):
         block = self.attention_block

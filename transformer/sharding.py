@@ -1,6 +1,7 @@
 """Where arrays lie: the device mesh, and the one table from logical axis names to mesh axes."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -35,6 +36,7 @@ _TRAINING: dict[str, tuple[str, ...]] = {
     ax.NORM: (),
     ax.BATCH: ("slice", "data", "fsdp", "expert"),
     ax.LENGTH: ("context",),
+    ax.STREAM_LENGTH: ("context",),
     ax.ACT_EMBED: (),
     ax.ACT_HEADS: ("tensor",),
     ax.ACT_MLP: ("tensor",),
@@ -43,10 +45,14 @@ _TRAINING: dict[str, tuple[str, ...]] = {
 
 # One preset serves data parallelism, FSDP, expert, context and tensor parallelism and their products: the sizes of the
 # mesh choose. What is no expert's is split over the expert axis as over fsdp, and everything over the context axis too.
+# "sequence" splits the residual stream and its norms over the tensor axis as well, along the length: what a layer's
+# devices add up is scattered, and gathered before the next layer (Korthikanti et al. 2022, arXiv:2205.05198, 4.2.2).
 # Decoding has one token a row and no length to split: its rows are split over the context axis instead.
 RULES: dict[str, dict[str, tuple[str, ...]]] = {
     "default": _TRAINING,
-    "decode": _TRAINING | {ax.BATCH: (*_TRAINING[ax.BATCH], *_TRAINING[ax.LENGTH]), ax.LENGTH: ()},
+    "sequence": _TRAINING | {ax.STREAM_LENGTH: (*_TRAINING[ax.LENGTH], "tensor")},
+    "decode": _TRAINING
+    | {ax.BATCH: (*_TRAINING[ax.BATCH], *_TRAINING[ax.LENGTH]), ax.LENGTH: (), ax.STREAM_LENGTH: ()},
 }
 
 
@@ -140,6 +146,26 @@ def constrain(
     return jax.lax.with_sharding_constraint(x, partition_spec(names, x.shape, mesh, rules, "activation", reserved))
 
 
+_WHOLE, _STREAM = (ax.BATCH, ax.LENGTH, ax.ACT_EMBED), (ax.BATCH, ax.STREAM_LENGTH, ax.ACT_EMBED)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def into_branch(x: jax.Array, rules: str = "default") -> jax.Array:
+    """[B, T, D] of the residual stream, laid out for a branch that needs every token; gradients go the other way."""
+    return constrain(x, _WHOLE, rules)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def into_stream(x: jax.Array, rules: str = "default") -> jax.Array:
+    """[B, T, D] that a branch returns, laid out as the residual stream is; gradients go the other way."""
+    return constrain(x, _STREAM, rules)
+
+
+# The gradient of a constraint is laid out as its value: sums to be scattered would be kept whole on every device.
+into_branch.defvjp(lambda x, rules: (into_branch(x, rules), None), lambda rules, _, d: (into_stream(d, rules),))
+into_stream.defvjp(lambda x, rules: (into_stream(x, rules), None), lambda rules, _, d: (into_branch(d, rules),))
+
+
 def ways(name: str, rules: str = "default") -> int:
     """Into how many parts the mesh in force splits a logical axis (1 where no mesh is set)."""
     mesh = jax.sharding.get_abstract_mesh()
@@ -175,12 +201,12 @@ def check_length(name: str, length: int, mesh: jax.sharding.Mesh, halves: bool =
     Args:
       halves: each device's part is made of two (`ops.zigzag`).
     """
-    parts = math.prod(mesh.shape[axis] for axis in RULES[rules][ax.LENGTH])
-    chunks = 2 * parts if halves and parts > 1 else parts
-    if length % chunks:
+    whole, stream = (math.prod(mesh.shape[axis] for axis in RULES[rules][n]) for n in (ax.LENGTH, ax.STREAM_LENGTH))
+    parts = math.lcm(2 * whole if halves and whole > 1 else whole, stream)
+    if length % parts:
+        sizes = ", ".join(f"mesh.{axis}={mesh.shape[axis]}" for axis in mesh_axes(ax.STREAM_LENGTH, mesh, rules))
         raise ShardingError(
-            f"{name}={length}: mesh.context={parts} cuts rows into {chunks} parts; use a multiple of {chunks} tokens, "
-            "or a smaller mesh.context"
+            f"{name}={length}: {sizes} cuts rows into {parts} parts; use a multiple of {parts} tokens or a smaller mesh"
         )
 
 

@@ -23,7 +23,8 @@ def tree(seed: int) -> dict:
     def put(x, *spec):
         return jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
 
-    kernel = put(rng.normal(size=(8, 16)).astype(np.float32), "fsdp")
+    # Large enough to lie in a file of its own: what is smaller, OCDBT keeps in nodes that have checksums.
+    kernel = put(rng.normal(size=(64, 64)).astype(np.float32), "fsdp")
     return {
         "params": {"kernel": kernel, "scale": put(rng.normal(size=7).astype(np.float32))},
         "step": put(np.int32(seed)),
@@ -81,8 +82,10 @@ def test_any_flipped_bit_is_harmless_or_noticed(saved, tmp_path):
             if said:
                 assert "step 2 is damaged" in said[0] and "using that of step 1" in said[0]
                 assert (workdir / "damaged" / "2").is_dir() and not (workdir / "checkpoints" / "2").exists()
-                noticed.add(file.relative_to(saved).parts[2])
-    assert {"state", "data", "identity", "checksums"} <= noticed
+                noticed.add(file.relative_to(saved))
+    assert {"state", "data", "identity", "checksums"} <= {file.parts[2] for file in noticed}
+    largest = max(files(saved), key=lambda file: file.stat().st_size)
+    assert largest.relative_to(saved) in noticed and largest.stat().st_size > 10_000
 
 
 def test_numbers_that_changed_on_the_disk_are_noticed_by_their_sum(saved):

@@ -6,6 +6,9 @@ from transformer import families
 from transformer.figures.data import families as data
 from transformer.figures.data import published
 
+# pre: x + F(norm x); post: norm(x + F x); after: x + norm(F x); sandwich: x + norm(F(norm x)).
+PLACES = {"pre": {"in"}, "post": {"sum"}, "after": {"out"}, "sandwich": {"in", "out"}}
+
 
 def test_facts_are_those_of_the_papers():
     told = {name: data.aspects(name) for name in ("llama3:8b", "deepseek_v3:671b", "gemma3:27b", "gpt_oss:120b")}
@@ -33,7 +36,7 @@ def test_differences_are_the_lesson_s():
 def test_parts_run_in_the_order_of_the_block(family):
     model = published.model(f"{family}:tiny")
     slots = [part.slot for part in data.parts(model)]
-    block, has = model.layers[-1], set(data.NORMS[model.layers[-1].placement])
+    block, has = model.layers[-1], PLACES[model.layers[-1].placement]
     branches = ["attention", *["cross"] * (block.cross is not None), "ffn"]
     inner = [slot for slot in slots if slot.startswith(tuple(branches))]
     assert [slot for slot in inner if slot in branches] == branches

@@ -13,10 +13,10 @@ def reached(windows_of: tuple, length: int) -> np.ndarray:
     return np.stack([(behind >= 0) & (behind < (reach or length)) for reach in reaches])
 
 
-@pytest.mark.parametrize("pattern", [(3, 3, 3), (2, 2, 2, 2, 2, None), (4, None, 4, None)])
+@pytest.mark.parametrize("pattern", [(3, 3, 3), (2, None, 2)])
 def test_the_field_grows_by_window_minus_one_a_layer(pattern):
-    got = windows.influence(pattern, 14)
-    np.testing.assert_array_equal(got, reached(pattern, 14))
+    got = windows.influence(pattern, 9)
+    np.testing.assert_array_equal(got, reached(pattern, 9))
     if len(set(pattern)) == 1:
         grown = [int(layer[-1].sum()) for layer in got]
         assert grown == [depth * (pattern[0] - 1) + 1 for depth in range(1, len(pattern) + 1)]

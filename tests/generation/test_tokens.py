@@ -177,7 +177,7 @@ def test_new_lengths_seeds_and_end_tokens_within_a_bucket_compile_nothing():
     assert programs_made() == before
 
 
-@pytest.mark.parametrize("chunk", [1, 8, 12, 29, 30])
+@pytest.mark.parametrize("chunk", [1, 8, 29, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in (12, 30))])
 def test_prompts_read_in_chunks_draw_the_same(chunk):
     """Edges of chunks on and off the window's, and prompts that end in any of them."""
     for family in ("gemma3", "deepseek_v3"):

@@ -49,10 +49,17 @@ def gradients(family: str, params, batch):
     return jax.jit(run)(params, batch)
 
 
-def test_losses_and_gradients_are_one_devices():
+@pytest.mark.parametrize(
+    ("rules", "sizes"),
+    [
+        ("default", dict(data=2, context=4)),
+        pytest.param("sequence", dict(data=2, context=2, tensor=2), marks=pytest.mark.slow),
+    ],
+)
+def test_losses_and_gradients_are_one_devices(rules, sizes):
     """Of windows and full layers in turns; by default, for what a step adds to it is slow."""
-    family, mesh = "gemma3", sharding.make_mesh(Mesh(data=2, context=4))
-    net = common.model(family)
+    family, mesh = "gemma3", sharding.make_mesh(Mesh(**sizes))
+    net = common.model(family, rules=rules)
     with jax.set_mesh(mesh):
         params = jax.device_put(common.params(family), initial.param_shardings(net, mesh))
         got = common.objective(net)(params, jax.device_put(common.packed_batch(family), sharding.batch_sharding(mesh)))

@@ -49,10 +49,10 @@ MECHANISMS = {
     "both-ways": (BOTH_WAYS, "packed", 2, 8, None, False, None),
     "packed-softcap-values": (CAUSAL, "packed", 1, 12, 1.5, False, None),
     "prefix-sinks-bias": (CAUSAL, "prefix", 2, 8, None, True, BUCKETS),
-    "window-sinks": (Mask(causal=True, window=5), "packed", 2, 8, None, True, None),
+    "window-sinks": (Mask(causal=True, window=5), "plain", 2, 8, None, True, None),
     "window-prefix-bias": (Mask(causal=True, window=4), "prefix", 2, 8, None, False, BUCKETS),
-    "wide-window": (Mask(causal=True, window=20), "packed", 2, 5, 2.0, False, None),
     "one": (Mask(causal=True, window=1), "plain", 4, 8, None, True, None),
+    "wide-window": (Mask(causal=True, window=20), "packed", 2, 5, 2.0, False, None),
     "band": (Mask(causal=False, window=4), "packed", 4, 8, None, False, None),
     "streaming": (Mask(causal=True, window=4, sinks=2), "plain", 2, 8, None, True, None),
 }

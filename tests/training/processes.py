@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+# Texts that are read in no time.
+TEXTS = {"data.source": "text", "data.paths": (str(ROOT / "docs" / "*.md"),), "data.validation_fraction": 0.3}
 TIMINGS = ("tokens_per_second", "mfu")
 
 

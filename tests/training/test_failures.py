@@ -12,8 +12,9 @@ from tests.training import processes
 
 pytestmark = pytest.mark.slow
 CONFIG = "llama3:tiny"
-STEPS = 40
+STEPS = 100
 TINY = {
+    **processes.TEXTS,
     "model.d_model": 32, "model.num_layers": 1, "model.num_heads": 2, "model.num_kv_heads": 1, "model.d_ff": 32,
     "data.seq_len": 32, "data.batch_size": 8, "optimizer.warmup_steps": 2, "mesh.data": 1, "mesh.fsdp": 2,
     "train.steps": STEPS, "train.checkpoint_every": 10, "train.eval_every": 0, "train.eval_batches": 1,
@@ -65,18 +66,27 @@ def straight(tmp_path_factory):
     return workdir
 
 
-@pytest.mark.parametrize("who", [0, 1])
-def test_a_storm_of_signals_to_one_stops_both_at_one_step(straight, tmp_path, who):
-    running = start(tmp_path / "run")
-    wait_for(tmp_path / "run", 3)
+def stopped_by_a_storm(workdir, who, step):
+    """The step at which both stopped, when one had got many signals from `step` on."""
+    running = start(workdir, train__steps=5000)
+    wait_for(workdir, step)
     for _ in range(50):
         running[who].send_signal(signal.SIGTERM)
         time.sleep(0.01)
     codes, outputs = processes.finish(running)
     assert codes == [0, 0], "\n---\n".join(outputs)
-    last = steps(tmp_path / "run")[-1]
-    assert last < STEPS and f"stopped by a signal: saved step {last}" in outputs[0]
-    assert f"resumed at step {last}" in assert_resumes(tmp_path / "run", straight)[0]
+    last = steps(workdir)[-1]
+    assert step <= last < 5000 and f"stopped by a signal: saved step {last}" in outputs[0]
+    return last
+
+
+def test_a_storm_of_signals_to_one_stops_both_at_one_step(tmp_path):
+    first = stopped_by_a_storm(tmp_path / "twice", 1, 3)
+    last = stopped_by_a_storm(tmp_path / "twice", 0, first + 3)
+    stopped_by_a_storm(tmp_path / "once", 0, last)
+    twice, once = (processes.records(tmp_path / name) for name in ("twice", "once"))
+    assert [record["step"] for record in twice] == list(range(1, last + 1))
+    assert twice == once[:last]
 
 
 @pytest.mark.parametrize("who", [0, 1])

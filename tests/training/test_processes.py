@@ -15,6 +15,7 @@ from transformer.training.loop import train
 CONFIG = "mixtral:tiny"
 # A mixture of experts on packed rows; there are few heads, so that any mesh will do.
 TINY = {
+    **processes.TEXTS,
     "model.d_model": 32, "model.num_heads": 2, "model.num_kv_heads": 1, "model.d_ff": 32, "model.num_experts": 4,
     "data.seq_len": 32, "data.batch_size": 8, "optimizer.warmup_steps": 2, "mesh.data": 1, "train.log_every": 1,
     "train.eval_every": 0, "train.eval_batches": 1,
@@ -67,17 +68,33 @@ def assert_same_parameters(got, want, atol):
         np.testing.assert_allclose(x, y, atol=atol, rtol=0, err_msg=jax.tree_util.keystr(path))
 
 
+def resume_here(workdir, fields):
+    """The same run, gone on with by this process and its eight devices."""
+    values = config.load_config(CONFIG).to_dict()
+    for name, value in fields.items():
+        config.override(values, name, str(value))
+    assert train(config.resolve(values), workdir, quiet=True).finished
+
+
 def test_two_processes_train_what_one_resumes(tmp_path):
     """Saved at step 2 by two processes of two devices, and gone on with by one of eight."""
     fields = {**TINY, "train.steps": 4, "train.checkpoint_every": 2, "mesh.fsdp": 2, "mesh.expert": 2}
     first, second = run(tmp_path / "two", 2, 2, fields)
     assert "done" in first and not [line for line in second.splitlines() if line and "[Gloo]" not in line]
     one = copy(tmp_path / "two", tmp_path / "one", step=2)
-    values = config.load_config(CONFIG).to_dict()
-    for name, value in {**fields, **MESH}.items():
-        config.override(values, name, str(value))
-    assert train(config.resolve(values), one, quiet=True).finished
+    resume_here(one, {**fields, **MESH})
     assert position(one, 4) == position(tmp_path / "two", 4)
+    assert_same_run(one, tmp_path / "two", rtol=1e-4)
+    assert_same_parameters(one, tmp_path / "two", atol=1e-4)
+
+
+@pytest.mark.slow
+def test_processes_that_hold_the_same_rows_read_the_same(tmp_path):
+    """Tensor parallelism over two processes: each holds every row of the batch, not half of them."""
+    fields = {**TINY, "model.num_kv_heads": 2, "train.steps": 4, "train.checkpoint_every": 2}
+    run(tmp_path / "two", 2, 1, {**fields, "mesh.tensor": 2})
+    one = copy(tmp_path / "two", tmp_path / "one", step=2)
+    resume_here(one, {**fields, **MESH})
     assert_same_run(one, tmp_path / "two", rtol=1e-4)
     assert_same_parameters(one, tmp_path / "two", atol=1e-4)
 

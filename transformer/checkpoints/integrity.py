@@ -1,8 +1,8 @@
 """Whether what is read from a checkpoint is what was saved, and why it could not be saved.
 
 A seal is saved with the arrays: a checksum of each, taken where it lay, and digests of the texts. It is compared with
-what was restored, so that it also vouches for all that lies between the devices and the disk. Orbax itself verifies
-nothing: a byte that changes on the disk comes back as another number, more often than not.
+what was restored, so that it also vouches for all that lies between the devices and the disk. Orbax verifies its own
+tables only: a bit that flips in the file of an array comes back as another number.
 """
 
 import errno

@@ -150,4 +150,5 @@ def family_table(
             ),
         )
     )  # fmt: skip
-    return dressed(figure, look, look("families"), height=170 + 17 * lines + 12 * len(rows), width=1180)
+    figure = dressed(figure, look, look("families"), height=150 + 17 * lines + 12 * len(rows), width=1200)
+    return figure.update_layout(margin=dict(l=20, r=20, b=20))

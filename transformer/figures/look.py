@@ -61,6 +61,11 @@ class Look:
         """Colours of the theme."""
         return PALETTES[self.theme]
 
+    @property
+    def font(self) -> str:
+        """Families of fonts, as CSS lists them."""
+        return FONT
+
     def __call__(self, key: str, **values: Any) -> str:
         """A phrase of the table of words, with its gaps filled."""
         return WORDS[key][LANGUAGES.index(self.language)].format(**values)
@@ -111,12 +116,6 @@ def dressed(figure: go.Figure, look: Look, title: str, height: int, width: int |
     # Titles of subplots and notes that have no colour of their own.
     figure.for_each_annotation(lambda note: note.font.color or note.update(font=dict(color=c.ink)))
     return figure
-
-
-def note(text: str, x: float, y: float, **options) -> dict:
-    """An annotation without an arrow, placed on the paper from 0 to 1."""
-    place = dict(xref="paper", yref="paper", xanchor="left", yanchor="top", align="left")
-    return dict(text=text, x=x, y=y, showarrow=False, **{**place, **options})
 
 
 def box(x: float, y: float, width: float, height: float, axis: str, color: str, **options) -> dict:

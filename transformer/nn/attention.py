@@ -16,7 +16,7 @@ from transformer.ops import attention, cached_attention, relative_bias, rope
 from transformer.ops.attention import Extra, Where, reference
 from transformer.ops.cache import KVCache, extend
 from transformer.settings import Compute
-from transformer.sharding import constrain
+from transformer.sharding import constrain, into_branch, into_stream
 
 HEADS = (ax.BATCH, ax.LENGTH, ax.ACT_HEADS, None)
 
@@ -38,6 +38,7 @@ class Attention(nn.Module):
         self, x: Float[Array, "B T D"], context: Context, cache: KVCache | None
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
         s, rules = self.spec, self.compute.rules
+        x = into_branch(x, rules)
         # Scores start of unit variance, whatever they are multiplied by.
         q = self._heads(x, "query", s.num_heads, ax.HEADS, 1 / (s.scale * math.sqrt(s.head_dim)))
         if s.qk_norm is not None:
@@ -49,7 +50,7 @@ class Attention(nn.Module):
         y = constrain(y, HEADS, rules)
         out = (s.num_heads, s.head_dim), (x.shape[-1],), (ax.HEADS, ax.HEAD_DIM, ax.EMBED)
         y = Projection(*out, bias=s.out_bias, gain=self.gain, name="out")(y)
-        return constrain(y, (ax.BATCH, ax.LENGTH, ax.ACT_EMBED), rules), cache
+        return into_stream(y, rules), cache
 
     def _heads(
         self, x: Float[Array, "B T D"], name: str, heads: int, axis: str, gain: float = 1.0

@@ -12,7 +12,7 @@ from transformer.nn.parameter import parameter
 from transformer.nn.projection import Norm, Projection
 from transformer.ops import products, rope
 from transformer.ops.activations import activate
-from transformer.sharding import constrain
+from transformer.sharding import constrain, into_stream
 
 
 class Embedding(nn.Module):
@@ -54,7 +54,7 @@ class Embedding(nn.Module):
             case spec.SinusoidalPositions() as sinusoidal:
                 x = x + rope.sinusoids(sinusoidal, jnp.maximum(positions, 0), self.d_model).astype(self.dtype)
         x = self._constrain(self._add_types(x, token_types), ax.EMBED, reserved=ax.EMBED)
-        x = self._constrain(x, ax.ACT_EMBED)
+        x = into_stream(x, self.rules)
         return x if self.spec.norm is None else self.norm(x)
 
     def _constrain(self, x: Array, *features: str, reserved: str | None = None) -> Array:

@@ -10,7 +10,7 @@ from transformer.nn.context import Context
 from transformer.nn.projection import Projection
 from transformer.ops.activations import activate, gate
 from transformer.settings import Compute
-from transformer.sharding import constrain
+from transformer.sharding import constrain, into_branch, into_stream
 
 
 class FeedForward(nn.Module):
@@ -26,6 +26,7 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], context: Context | None = None) -> Float[Array, "B T D"]:
         s, rules, width = self.spec, self.compute.rules, x.shape[-1]
+        x = into_branch(x, rules)
         inward = (width,), (s.d_ff,), (ax.EMBED, ax.MLP), s.bias
         y = checkpoint_name(Projection(*inward, name="up")(x), "ffn_up")
         if s.gated:
@@ -34,4 +35,4 @@ class FeedForward(nn.Module):
             y = activate(s.activation, y)
         y = constrain(y, (ax.BATCH, ax.LENGTH, ax.ACT_MLP), rules)
         y = Projection((s.d_ff,), (width,), (ax.MLP, ax.EMBED), s.bias, self.gain, name="down")(y)
-        return constrain(y, (ax.BATCH, ax.LENGTH, ax.ACT_EMBED), rules)
+        return into_stream(y, rules)

@@ -13,7 +13,7 @@ from transformer.nn.parameter import Named
 
 def _tokens(model: Transformer) -> jax.Array:
     """Any tokens would do, no parameter depends on them: as few as the mesh in force can split."""
-    rows, columns = (sharding.ways(name, model.compute.rules) for name in (ax.BATCH, ax.LENGTH))
+    rows, columns = (sharding.ways(name, model.compute.rules) for name in (ax.BATCH, ax.STREAM_LENGTH))
     return jnp.zeros((rows, 2 * columns), jnp.int32)
 
 

@@ -15,7 +15,7 @@ from transformer.ops import attention, cached_attention, rope
 from transformer.ops.attention import Where, reference
 from transformer.ops.cache import KVCache, extend
 from transformer.settings import Compute
-from transformer.sharding import constrain
+from transformer.sharding import constrain, into_branch, into_stream
 
 HEADS = (ax.BATCH, ax.LENGTH, ax.ACT_HEADS, None)
 
@@ -36,6 +36,7 @@ class LatentAttention(nn.Module):
         self, x: Float[Array, "B T D"], context: Context, cache: KVCache | None
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
         s, width = self.spec, x.shape[-1]
+        x = into_branch(x, self.compute.rules)
         q_nope, q_rope = self._queries(x, context)
         down = Projection((width,), (s.kv_rank + s.rope_dim,), (ax.EMBED, ax.LATENT_OUT), s.bias, name="kv_down")(x)
         latent, k_rope = jnp.split(down, [s.kv_rank], axis=-1)
@@ -58,7 +59,7 @@ class LatentAttention(nn.Module):
         y = constrain(y, HEADS, self.compute.rules)
         out = (s.num_heads, s.v_dim), (width,), (ax.HEADS, ax.HEAD_DIM, ax.EMBED)
         y = Projection(*out, bias=s.bias, gain=self.gain, name="out")(y)
-        return constrain(y, (ax.BATCH, ax.LENGTH, ax.ACT_EMBED), self.compute.rules), cache
+        return into_stream(y, self.compute.rules), cache
 
     def _queries(self, x: Float[Array, "B T D"], context: Context):
         s, name, axis, bias = self.spec, "query", ax.EMBED, False

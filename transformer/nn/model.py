@@ -176,7 +176,7 @@ class Transformer(nn.Module):
             y = y + bias
         if self.spec.head.softcap is not None:
             y = self.spec.head.softcap * jnp.tanh(y / self.spec.head.softcap)
-        y = self._constrain(y, ax.ACT_VOCAB)
+        y = sharding.constrain(y, (ax.BATCH, ax.LENGTH, ax.ACT_VOCAB), self.compute.rules)
         capture(self, "logits", y)
         return y
 
@@ -264,7 +264,7 @@ class Transformer(nn.Module):
         return nats, jnp.stack(further), jnp.stack(seen)
 
     def _cross_entropy(self, x: Float[Array, "B T D"], targets: Int[Array, "B T"], smoothing: float | None = None):
-        x, table, bias = self.head(x, self.embedding.table)
+        x, table, bias = self.head(sharding.into_branch(x, self.compute.rules), self.embedding.table)
         how = dict(
             bias=bias,
             softcap=self.spec.head.softcap,
@@ -274,9 +274,6 @@ class Transformer(nn.Module):
         if smoothing is None:
             return losses.cross_entropy(x, table, targets, **how)
         return losses.smoothed_cross_entropy(x, table, targets, smoothing, **how)
-
-    def _constrain(self, x: Array, last: str) -> Array:
-        return sharding.constrain(x, (ax.BATCH, ax.LENGTH, last), self.compute.rules)
 
 
 def _shift(x: Array, by: int, fill: int) -> Array:

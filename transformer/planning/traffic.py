@@ -121,9 +121,11 @@ def _of_parameter(
     in_stack = part in model.spec.stacks
     if part == "embedding":
         return {"gradients": here * BYTES["float32"] * _ring(2, others)}
-    gathers = here * (together - 1) * item * (2 if in_stack else 1)
+    # What is gathered around experts is kept for the backward pass, as is the head, which the loss uses at once.
+    gathers = here * (together - 1) * item * (2 if in_stack and not stays else 1)
     grad_item = item if in_stack else BYTES["float32"]
-    if compiler.scatters:
+    # Around experts it is the code itself that gathers and scatters.
+    if compiler.scatters or stays:
         scattered = here * (together - 1) + here * _ring(2, others)
     else:
         scattered = here * together * _ring(2, together * others)

@@ -14,7 +14,6 @@ from transformer.nn.model import Transformer
 from transformer.ops import balance as ops
 from transformer.ops import routing
 from transformer.training import balance
-from transformer.training.optimizer import make_optimizer
 from transformer.training.state import init_state
 from transformer.training.step import compile_train_step
 
@@ -98,12 +97,13 @@ def train(remedy: str, steps: int = 80, seed: int = 0) -> Balancing:
         raise ValueError(f"remedy={remedy!r}: use one of {', '.join(REMEDIES)}")
     model = api.build(balanced_model(), attention="reference", experts="dense")
     run = settings.Settings(
+        seed=seed,
         balance=REMEDIES[remedy],
         optimizer=settings.Optimizer(peak_lr=1e-2, warmup_steps=0),
         train=settings.Train(steps=steps),
     )
     rng, mesh = np.random.default_rng(seed), sharding.make_mesh(settings.Mesh(), jax.devices()[:1])
-    state = init_state(model, make_optimizer(model, run), seed, mesh)
+    state = init_state(model, run, mesh)
     held_out, rows = _batch(rng), []
     before, _ = _routing(model, state.params, held_out)
     with jax.set_mesh(mesh):

@@ -9,7 +9,6 @@ from transformer import api, settings, sharding, spec
 from transformer.figures.data import captured
 from transformer.nn.model import Transformer
 from transformer.ops.norms import normalize
-from transformer.training.optimizer import make_optimizer
 from transformer.training.state import init_state
 from transformer.training.step import compile_train_step
 
@@ -33,9 +32,9 @@ def learn(steps: int = 60, seed: int = 0) -> tuple[Transformer, dict, list[float
     """(model, parameters, loss of each step in nats) of a tiny model trained on the two sentences."""
     model = api.build({"model": CONFIG}, attention="reference")
     optimizer = settings.Optimizer(peak_lr=2e-2, warmup_steps=5, weight_decay=0.0)
-    run = settings.Settings(optimizer=optimizer, train=settings.Train(steps=steps))
+    run = settings.Settings(seed=seed, optimizer=optimizer, train=settings.Train(steps=steps))
     mesh = sharding.make_mesh(settings.Mesh(), jax.devices()[:1])
-    state, losses = init_state(model, make_optimizer(model, run), seed, mesh), []
+    state, losses = init_state(model, run, mesh), []
     with jax.set_mesh(mesh):
         step = compile_train_step(model, run)
         for _ in range(steps):

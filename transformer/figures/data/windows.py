@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer import spec
-from transformer.figures.data import published
+from transformer.figures.data import captured, published
 from transformer.nn.context import make_context
 from transformer.nn.stack import Stack
 from transformer.settings import Compute
@@ -47,16 +47,17 @@ def influence(windows: tuple[int | None, ...], length: int, sinks: int = 0) -> n
 
     The gradient of a random mix of each output's features, through the layers that training uses.
     """
-    found = []
-    for depth in range(1, len(windows) + 1):
-        layers = Stack(stack(windows[:depth], sinks), Compute(attention="reference"))
-        x, mix = np.random.default_rng(0).standard_normal((2, 1, length, WIDTH)).astype(np.float32)
-        context = make_context((), jnp.arange(length)[None])
-        params = nn.meta.unbox(layers.init(jax.random.key(0), x, context, None))
+    built = stack(windows, sinks)
+    layers = Stack(built, Compute(attention="reference"))
+    rng, context = np.random.default_rng(0), make_context((), jnp.arange(length)[None])
+    x, mix = rng.standard_normal((2, 1, length, WIDTH)).astype(np.float32)
+    shapes = nn.meta.unbox(jax.eval_shape(lambda key: layers.init(key, x, context, None), jax.random.key(0)))
+    params = jax.tree.map(lambda a: rng.standard_normal(a.shape).astype(np.float32) / WIDTH**0.5, shapes)
 
-        def outputs(x, layers=layers, params=params, context=context):
-            return jnp.sum(layers.apply(params, x, context, None)[0] * mix, axis=-1)[0]
+    def outputs(x):
+        _, seen = layers.apply(params, x, context, None, mutable="intermediates")
+        after = [layer["residual"] for layer in captured.layers(built, seen["intermediates"])]
+        return jnp.sum(jnp.stack(after)[:, 0] * mix, axis=-1)
 
-        slopes = jax.jit(jax.jacrev(outputs))(x)[:, 0]
-        found.append(np.abs(np.asarray(slopes)).max(axis=-1) > 0)
-    return np.stack(found)
+    slopes = jax.jit(jax.jacrev(outputs))(x)[:, :, 0]
+    return np.abs(np.asarray(slopes)).max(axis=-1) > 0
