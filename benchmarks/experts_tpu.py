@@ -66,10 +66,16 @@ def abstract_batch(run: config.Run, mesh: jax.sharding.Mesh) -> dict:
     return batch | {"weights": jax.ShapeDtypeStruct(shape, jnp.float32, sharding=place)}
 
 
-def bytes_at_most(line: str) -> int:
-    """Bytes that a device can send by a ragged all-to-all: those of its operand or of its output, what is less."""
-    buffers = re.findall(r"(bf16|f32)\[([\d,]+)\]", line)[:2]
-    return min({"bf16": 2, "f32": 4}[kind] * math.prod(map(int, dims.split(","))) for kind, dims in buffers)
+def exchanged_bytes(text: str) -> list[int]:
+    """Bytes that a device can send by each ragged all-to-all: those of its operand or of its output, what is less."""
+    shapes = {name: (kind, dims) for name, kind, dims in re.findall(r"%(\S+) = \(?(\w+)\[([\d,]*)\]", text)}
+
+    def size(name: str) -> int:
+        kind, dims = shapes[name]
+        return {"bf16": 2, "f32": 4}[kind] * math.prod(map(int, dims.split(",")))
+
+    found = re.findall(r" ragged-all-to-all(?:-start)?\((.*?)\)", text)
+    return sorted(min(map(size, re.findall(r"%([\w.\-]+)", operands)[:2])) for operands in found)
 
 
 def layers(run: config.Run, model: str) -> str:
@@ -87,8 +93,7 @@ def row(run: config.Run, args, compiled, seconds: float) -> list[str]:
     used = max(memory.peak_memory_in_bytes, held + memory.temp_size_in_bytes)
     mixture = next(b.ffn for b in run.spec.decoder.layers if isinstance(b.ffn, spec.MoE))
     rows = args.rows * args.seq_len * mixture.top_k * run.spec.d_model * 2
-    lines = re.findall(r"^.* ragged-all-to-all(?:-start)?\(.*$", compiled.as_text(), re.MULTILINE)
-    sent = sorted(map(bytes_at_most, lines)) or [0]
+    sent = exchanged_bytes(compiled.as_text())
     return [
         args.model,
         layers(run, args.model),
@@ -96,7 +101,7 @@ def row(run: config.Run, args, compiled, seconds: float) -> list[str]:
         f"fsdp {args.devices // args.expert} x expert {args.expert}",
         f"{args.rows} x {args.seq_len}",
         f"{used / 2**30:.1f} of {HBM[args.kind]}",
-        str(len(lines)),
+        str(len(sent)),
         _spread([size / 1e6 for size in sent], "{:.1f}"),
         _spread([size / rows for size in sent], "{:.2f}"),
         f"{seconds:.0f}",
@@ -104,7 +109,7 @@ def row(run: config.Run, args, compiled, seconds: float) -> list[str]:
 
 
 def _spread(values: list[float], form: str) -> str:
-    return " to ".join(dict.fromkeys(form.format(value) for value in (values[0], values[-1])))
+    return " to ".join(dict.fromkeys(form.format(value) for value in (values[:1] + values[-1:]))) or "none"
 
 
 def arguments() -> argparse.Namespace:
