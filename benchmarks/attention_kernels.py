@@ -227,15 +227,16 @@ def main() -> None:
     parser.add_argument("--shapes", default=None, help="one of the published shapes (default: all)")
     parser.add_argument("--write", type=Path, help="the page whose tables are to be replaced")
     args = parser.parse_args()
-    lines = []
+    chips, lines = args.chips.split(","), []
+    problems = {name: problem for name, problem in PROBLEMS.items() if args.shapes in (None, name)}
     with tempfile.TemporaryDirectory() as folder:
         schedules = Schedules(Path(folder))
-        for name, problem in PROBLEMS.items():
-            for chip in args.chips.split(",") if args.shapes in (None, name) else ():
+        for name, problem in problems.items():
+            for chip in chips:
                 lines += (made := rows(chip, name, problem, schedules))
                 print("\n".join(made), flush=True)
-    narrow = {name: p for name, p in PROBLEMS.items() if p.mask.window is not None and p.mask.window <= 1024}
-    windows = [window_row(chip, name, p) for name, p in narrow.items() for chip in args.chips.split(",")]
+    narrow = {name: p for name, p in problems.items() if p.mask.window is not None and p.mask.window <= 1024}
+    windows = [window_row(chip, name, problem) for name, problem in narrow.items() for chip in chips]
     print("\n".join(windows))
     if args.write:
         write(args.write, "compiled", "\n".join([HEAD, *lines]))

@@ -48,6 +48,8 @@ def test_a_setting_comes_before_the_choice_where_it_fits():
     assert blocks.choose("TPU v5", shape, CAUSAL, True, 256)[:2] == (256, 256)
     with pytest.raises(ValueError, match=r"compute\.attention_block=4096: needs .* use a smaller"):
         blocks.choose("TPU v4", shape, CAUSAL, True, 4096)
+    short = dataclasses.replace(shape, q_length=200, k_length=200)
+    assert blocks.choose("TPU v4", short, CAUSAL, True, 4096)[:2] == (256, 256)
 
 
 def test_windows_get_smaller_blocks():

@@ -13,7 +13,6 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as shipped
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as shipped_masks
 
-from transformer.kernels.blocks import Blocks
 from transformer.ops.attention import Call, Extra, Where, splash
 from transformer.spec import Mask, RelativeBias
 
@@ -58,26 +57,6 @@ def test_no_races_and_nothing_read_before_it_is_written(backward):
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_a_group_cut_for_vmem_gives_what_the_whole_gives(monkeypatch):
-    """Two groups that read one key head, each with its part of the key's gradient, in blocks of two sizes."""
-    relative = RelativeBias(num_buckets=6, max_distance=12, bidirectional=False)
-    call = Call(Mask(causal=True, window=20), 0.3, softcap=5.0, aligned=True, relative=relative)
-    *inputs, d_out = draw(v_dim=8)
-    extra = Extra(jnp.linspace(-1, 1, HEADS), jnp.asarray(np.random.default_rng(1).standard_normal((6, HEADS))))
-    results = []
-    for heads in (HEADS // KV_HEADS, 1):
-        monkeypatch.setattr(splash.policy, "choose", lambda *_, heads=heads: Blocks(8, 16, heads, 0))
-
-        def run(*inputs):
-            return splash.attend(call, *inputs[:3], Where(positions(), positions()), inputs[3])
-
-        results.append(jax.jit(functools.partial(with_gradients, run, d_out=d_out))(*inputs, extra))
-    whole, cut = map(jax.tree.leaves, results)
-    for actual, expected in zip(cut, whole, strict=True):
-        np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
-
-
 def shipped_attention(mask, segments, q, k, v, block):
     """JAX's kernel on arrays [B, T, N, H], which wants queries scaled and blocks of 128."""
     sizes = {name: block for name in shipped.BlockSizes.__dataclass_fields__ if name.startswith("block_")}
@@ -97,11 +76,11 @@ def shipped_attention(mask, segments, q, k, v, block):
 @pytest.mark.parametrize("window", [None, 100])
 def test_as_exact_as_the_kernel_that_jax_ships(window):
     """Each against float32 arithmetic of the same bfloat16 numbers: packed, grouped heads, keys wider than values."""
-    length, scale, block = 512, 0.25, 256
+    length, scale, block = 256, 0.25, 128
     mask = shipped_masks.CausalMask((length, length))
     if window is not None:
         mask = shipped_masks.LocalMask((length, length), (window - 1, 0), 0)
-    segments = jnp.asarray(np.stack([np.repeat([0, 1], [100, 412]), np.repeat([0, 1], [301, 211])]), jnp.int32)
+    segments = jnp.asarray(np.stack([np.repeat([0, 1], [100, 156]), np.repeat([0, 1], [201, 55])]), jnp.int32)
     where = Where(positions(length), positions(length), segments, segments)
     *inputs, d_out = draw(jnp.bfloat16, length, dim=48, v_dim=32)
     call = Call(Mask(causal=True, window=window), scale, aligned=True, block=block)

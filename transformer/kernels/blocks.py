@@ -36,7 +36,7 @@ class Chip:
 CHIPS = {
     "TPU v4": Chip(16 * MiB, 137e12, 0.6e12),
     "TPU v5 lite": Chip(128 * MiB, 197e12, 0.82e12),
-    "TPU v5": Chip(64 * MiB, 459e12, 2.77e12),
+    "TPU v5": Chip(64 * MiB, 229e12, 1.38e12),
     "TPU v6 lite": Chip(128 * MiB, 920e12, 1.64e12),
     "TPU7x": Chip(64 * MiB, 1150e12, 3.69e12),
 }
@@ -93,7 +93,10 @@ def choose(kind: str, shape: Shape, mask: Mask, backward: bool, block: int | Non
 def _best(kind: str, shape: Shape, mask: Mask, backward: bool, block: int | None) -> tuple[int, int, int]:
     """About the quickest sizes that fit, or the least where none do."""
     chip, room = CHIPS.get(kind, UNKNOWN), vmem_room(kind)
-    sizes = [(q, k) for q in SIZES for k in SIZES if q * k <= MOST_PAIRS] if block is None else [(block, block)]
+    sizes = [(q, k) for q in SIZES for k in SIZES if q * k <= MOST_PAIRS]
+    if block is not None:
+        # Short lengths cut it (`ops.attention.blocks.block_size`).
+        sizes = [(min(block, _lanes(shape.q_length)), min(block, _lanes(shape.k_length)))]
     heads = [n for n in range(1, min(shape.group, MOST_HEADS) + 1) if shape.group % n == 0]
     choices = [(*size, n) for n in heads for size in sizes]
     fitting = [c for c in choices if vmem_bytes(replace(shape, group=c[2]), *c[:2], backward) <= room]

@@ -10,7 +10,8 @@ Milakov & Gimelshein 2018 (arXiv:1805.02867) for the running softmax, Dao et al.
     q 3      [6 ···][7 ···][8 ···][9 ···]           in VMEM from a query block's first visit to its last:
                                                                acc [G, q_block, Hv], top and total [G, q_block, 128]
 
-Inside a block `ops.mask.sees` decides, on positions, segments and orders that lie in VMEM as rows [1, block].
+Inside a block `ops.mask.sees` decides, on positions, segments and orders that lie in VMEM as rows [1, block]; those of
+queries also as columns [q_block, 128], turned once for all of their visits.
 
 VMEM (`kernels.blocks` has the sum): blocks of q, k, v and out twice each, as the next ones are fetched while these are
 computed; the accumulators; and a few [q_block, k_block] in float32 for the scores of one head.
