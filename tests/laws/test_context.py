@@ -1,4 +1,4 @@
-"""Law: a training step on a mesh that splits rows along their length is one device's, or is refused."""
+"""Law: a training step on a mesh that splits rows along their length is the one of a single device."""
 
 import functools
 
