@@ -9,10 +9,10 @@ from transformer import api, settings
 from transformer.figures.data import placement
 from transformer.sharding import ShardingError, make_mesh
 
-MESHES = [dict(data=2, fsdp=2, tensor=2), dict(fsdp=2, expert=4), dict(tensor=8), dict(data=8)]
+MESHES = [dict(data=2, fsdp=2, tensor=2), dict(fsdp=2, expert=4), dict(context=2, tensor=4), dict(data=8)]
 WHATS = (
     "embedding/token", "decoder/body/block_0/ffn/experts/up_kernel", "decoder/body/block_0/attention/query/kernel",
-    "decoder/final_norm/scale", "activation/features", "activation/heads",
+    "decoder/final_norm/scale", "activation/residual", "activation/heads",
 )  # fmt: skip
 
 
@@ -34,6 +34,14 @@ def test_every_parameter_of_a_model_can_be_placed():
     assert len(known) == len(jax.tree.leaves(parameters)) + len(placement.ACTIVATIONS)
     for what in known:
         assert len(placement.place("deepseek_v3:tiny", what, fsdp=2, tensor=2).parts) == 4
+
+
+def test_presets_of_rules_are_followed():
+    for rules, length in (("default", 4096), ("sequence", 4096 // 4)):
+        found = placement.place("llama3:8b", "activation/residual", rules, data=2, tensor=4)
+        assert [stop - start for start, stop in found.parts[0]] == [placement.ROWS // 2, length, 4096]
+    with pytest.raises(ValueError, match="rules='mine': use one of default"):
+        placement.place("llama3:8b", "activation/residual", "mine")
 
 
 def test_wrong_places_are_refused():

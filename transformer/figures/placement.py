@@ -13,6 +13,7 @@ FILLS = ("blue", "orange", "green", "purple", "red", "muted")
 def sharding(
     reference: str = "llama3:8b",
     what: str = "decoder/body/block_0/ffn/up/kernel",
+    rules: str = "default",
     language: str = "en",
     theme: str = "light",
     **mesh: int,
@@ -21,10 +22,11 @@ def sharding(
 
     Args:
       what: a parameter's path, or one of `data.placement.ACTIVATIONS`; a wrong one is told all there are.
-      mesh: sizes of data, fsdp, expert and tensor; data=2, fsdp=2, tensor=2 by default.
+      rules: a preset of `transformer.sharding`.
+      mesh: sizes of its axes (`settings.Mesh`); data=2, fsdp=2, tensor=2 by default.
     """
     look = Look(language, theme)
-    found = data.place(reference, what, **(mesh or dict(data=2, fsdp=2, tensor=2)))
+    found = data.place(reference, what, rules, **(mesh or dict(data=2, fsdp=2, tensor=2)))
     rows, columns = _axes(found)
     figure = go.Figure()
     x, y, hover = [], [], []

@@ -16,7 +16,7 @@ from transformer.nn import initial
 # Activations by name: their logical axes; sizes that a config does not say are `BATCH` rows of `LENGTH` tokens.
 ROWS, LENGTH = 64, 4096
 ACTIVATIONS = {
-    "activation/features": (ax.BATCH, ax.LENGTH, ax.ACT_EMBED),
+    "activation/residual": (ax.BATCH, ax.STREAM_LENGTH, ax.ACT_EMBED),
     "activation/heads": (ax.BATCH, ax.LENGTH, ax.ACT_HEADS, None),
     "activation/logits": (ax.BATCH, ax.LENGTH, ax.ACT_VOCAB),
 }
@@ -64,24 +64,32 @@ def arrays(reference: str) -> dict[str, tuple[tuple[str | None, ...], tuple[int,
         for path, box in boxes
     }
     heads, built = model.spec.layers[-1].mixer.num_heads, model.spec
-    sizes = {ax.BATCH: ROWS, ax.LENGTH: LENGTH, ax.ACT_EMBED: built.d_model, ax.ACT_HEADS: heads}
+    sizes = {
+        ax.BATCH: ROWS,
+        ax.LENGTH: LENGTH,
+        ax.STREAM_LENGTH: LENGTH,
+        ax.ACT_EMBED: built.d_model,
+        ax.ACT_HEADS: heads,
+    }
     sizes |= {ax.ACT_VOCAB: built.vocab_size, None: getattr(built.layers[-1].mixer, "head_dim", None) or 128}
     return found | {name: (axes, tuple(sizes[axis] for axis in axes)) for name, axes in ACTIVATIONS.items()}
 
 
-def place(reference: str, what: str, **mesh: int) -> Placement:
-    """Where `what` of a model lies on a mesh of `mesh` axes (data=2, fsdp=4, tensor=2 …), by the one table of rules.
+def place(reference: str, what: str, rules: str = "default", **mesh: int) -> Placement:
+    """Where `what` of a model lies on a mesh of `mesh` axes (data=2, fsdp=4, tensor=2 …), by a preset of rules.
 
     Raises:
-      ValueError: no such parameter or activation.
+      ValueError: no such parameter, activation or preset.
       ShardingError: the mesh can't split it.
     """
     known = arrays(reference)
     if what not in known:
         raise ValueError(f"what={what!r}: {reference} has {', '.join(known)}")
+    if rules not in sharding.RULES:
+        raise ValueError(f"rules={rules!r}: use one of {', '.join(sharding.RULES)}")
     (names, shape), sizes = known[what], dataclasses.asdict(settings.Mesh(**{"data": 1, **mesh}))
     abstract = AbstractMesh(tuple(sizes.values()), tuple(sizes))
-    spec = sharding.partition_spec(names, shape, abstract, what=what)
+    spec = sharding.partition_spec(names, shape, abstract, rules, what)
     parts = parts_of(spec, shape, sizes)
     return Placement(what, shape, names, {name: n for name, n in sizes.items() if n > 1}, spec, parts)
 
