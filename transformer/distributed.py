@@ -26,6 +26,7 @@ GOOGLE = "0x1ae0"  # PCI vendor of TPUs
 
 START_SECONDS = 300
 HEARTBEAT_SECONDS = 60
+MEET_SECONDS = 3600  # a large model compiles for long
 LOST, HUNG = 1, 3  # exit codes
 
 
@@ -208,6 +209,18 @@ def together(what: str) -> Iterator[None]:
         raise DistributedError(f"process {failed[0]} failed while {what}; what it printed says why")
 
 
+def meet(where: str) -> None:
+    """Waits until all processes have come here, each once; no device takes part, and none's patience ends.
+
+    Raises:
+      JaxRuntimeError: another process is gone.
+    """
+    if jax.process_count() > 1:
+        from orbax.checkpoint import multihost
+
+        multihost.get_barrier_sync_fn()(key=where, timeout_ms=1000 * MEET_SECONDS)
+
+
 def check_same(digest: bytes, what: str) -> None:
     """Raises `DistributedError` unless all processes bring the same digest of `what`."""
     found = _gather(np.frombuffer(digest, np.uint8).astype(np.int32))
@@ -238,5 +251,5 @@ def leave(code: int) -> int:
 
 __all__ = [
     "HUNG", "LOST", "Cluster", "DistributedError", "check_same", "explain_loss", "first_line", "from_first", "join",
-    "joined", "label", "leave", "read_cluster", "together",
+    "joined", "label", "leave", "meet", "read_cluster", "together",
 ]  # fmt: skip

@@ -21,7 +21,7 @@ TINY = {
     "train.log_every": 1,
 }  # fmt: skip
 QUICK = ("--heartbeat-timeout=10", "--start-timeout=120")
-PATIENCE = 180
+PATIENCE = 600
 
 
 def start(workdir, flags=QUICK, **more):
