@@ -258,6 +258,7 @@ def main() -> None:
         "JAX_COMPILATION_CACHE_MAX_SIZE": str(2**30), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }  # fmt: skip
     sys.path.insert(0, str(ROOT))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # and not without unmounting
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["train"])
     shutil.copytree(ROOT / "docs", root / "docs")  # what is trained on; the pages may change meanwhile
@@ -275,9 +276,11 @@ def main() -> None:
         folder.mkdir()
         run, kind = Run(context, folder, root / "docs"), kinds[i % len(kinds)]
         same = kind.same
-        disturb(run, kind, ways[kind.name], rng, undisturbed.seal())
-        if run.workdir.is_mount():
-            subprocess.run(["umount", run.workdir], check=False)
+        try:
+            disturb(run, kind, ways[kind.name], rng, undisturbed.seal())
+        finally:
+            if run.workdir.is_mount():
+                subprocess.run(["umount", "-l", run.workdir], check=False)
         if kind.same > same:
             shutil.rmtree(folder)
         print(f"{i + 1}: {kind.name}: {kind.seconds[-1]:.1f} s", flush=True)
