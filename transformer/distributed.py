@@ -4,6 +4,7 @@ A run of several hosts is the same program once a host. `join` reads who is ther
 from the launcher, and hands it to `jax.distributed`; everything below it sees one mesh of all devices.
 """
 
+import itertools
 import logging
 import os
 import sys
@@ -28,6 +29,7 @@ START_SECONDS = 300
 HEARTBEAT_SECONDS = 60
 MEET_SECONDS = 3600  # a large model compiles for long
 LOST, HUNG = 1, 3  # exit codes
+_meetings = itertools.count()  # the same in all processes
 
 
 class DistributedError(ValueError):
@@ -210,7 +212,7 @@ def together(what: str) -> Iterator[None]:
 
 
 def meet(where: str) -> None:
-    """Waits until all processes have come here, each once; no device takes part, and none's patience ends.
+    """Waits until all processes have come here; no device takes part, and none's patience ends.
 
     Raises:
       JaxRuntimeError: another process is gone.
@@ -218,7 +220,7 @@ def meet(where: str) -> None:
     if jax.process_count() > 1:
         from orbax.checkpoint import multihost
 
-        multihost.get_barrier_sync_fn()(key=where, timeout_ms=1000 * MEET_SECONDS)
+        multihost.get_barrier_sync_fn()(key=f"{where} {next(_meetings)}", timeout_ms=1000 * MEET_SECONDS)
 
 
 def check_same(digest: bytes, what: str) -> None:
