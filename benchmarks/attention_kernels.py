@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 import os
 import re
-import time
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -82,8 +82,8 @@ def device(chip: str) -> jax.Device:
     return topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGIES[chip], **options).devices[0]
 
 
-def compiled(problem: Problem, on: jax.Device, backward: bool, block: int | None = None):
-    """The forward pass, or the gradients with the forward pass that they need."""
+def compiled(problem: Problem, on: jax.Device, block: int | None = None):
+    """The forward pass and its gradients, in one program: the output, and what flows back from a sum of it."""
     mesh = jax.sharding.Mesh(np.array([on]), ("data",), axis_types=(AxisType.Auto,))
     here = NamedSharding(mesh, PartitionSpec())
 
@@ -98,14 +98,12 @@ def compiled(problem: Problem, on: jax.Device, backward: bool, block: int | None
     extra = Extra(of(p.heads, dtype=jnp.float32) if p.sinks else None, table)
     call = Call(p.mask, p.dim**-0.5, p.softcap, aligned=True, relative=p.relative, block=block)
 
-    def forward(q, k, v, extra, where):
-        return attend("splash", call, q, k, v, where, extra)
-
-    def gradients(*inputs):
-        return jax.grad(lambda *x: forward(*x).astype(jnp.float32).sum(), (0, 1, 2, 3))(*inputs)
+    def with_gradients(q, k, v, extra, where):
+        out, pull = jax.vjp(lambda *x: attend("splash", call, *x[:3], where, x[3]), q, k, v, extra)
+        return out, pull(jnp.ones_like(out))
 
     with jax.set_mesh(mesh):
-        return jax.jit(gradients if backward else forward).lower(q, k, v, extra, where).compile()
+        return jax.jit(with_gradients).lower(q, k, v, extra, where).compile()
 
 
 def needed_pairs(problem: Problem) -> int:
@@ -146,24 +144,49 @@ def vmem_used(text: str) -> dict[str, float]:
     return found
 
 
-def rows(chip: str, name: str, problem: Problem) -> list[str]:
+class Schedules:
+    """The compiler's schedules of kernels, which libtpu writes where it was told to before it was loaded."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        dump = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_dump_category_filter=utilization"
+        os.environ["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {dump}"
+
+    def busy(self) -> dict[str, float]:
+        """The MXUs' part of the bundles from a kernel's first product to its last, of what was compiled since."""
+        parts = {}
+        for path in self.folder.glob("*utilization.txt"):
+            if name := re.search(r"splash_(forward|d_queries|d_keys_values)", path.name):
+                lines = [line.split() for line in path.read_text().splitlines()]
+                mxus = int(lines[2][0])
+                issued = np.array([int(line[0]) for line in lines[4:]])
+                used = np.flatnonzero(issued)
+                parts[name[0]] = issued.sum() / mxus / (used[-1] - used[0] + 1)
+            path.unlink()
+        return parts
+
+
+def rows(chip: str, name: str, problem: Problem, schedules: Schedules) -> list[str]:
     """Lines of the table: the forward pass and the backward pass."""
     on, lines = device(chip), []
+    try:
+        used = vmem_used(compiled(problem, on).as_text())
+    except jax.errors.JaxRuntimeError as error:
+        return [f"| {name} | {chip} | | | | | | {_first_words(error)} |"]
+    busy = schedules.busy()
     for backward in (False, True):
         best = blocks.choose(on.device_kind, problem.shape, problem.mask, backward)
-        where = f"| {name} | {chip} | {'backward' if backward else 'forward'} | {best.q} × {best.k} × {best.heads}"
-        start = time.perf_counter()
-        try:
-            used = vmem_used(compiled(problem, on, backward).as_text())
-        except jax.errors.JaxRuntimeError as error:
-            lines.append(f"{where} | | | | {_first_words(error)} |")
-            continue
-        of_pass = [size for kernel, size in used.items() if ("forward" in kernel) != backward]
+        kernels = [kernel for kernel in used if ("forward" in kernel) != backward]
         shape = dataclasses.replace(problem.shape, group=best.heads)
         estimate = blocks.vmem_bytes(shape, best.q, best.k, backward) / blocks.MiB
         moved = "" if backward else f"{bytes_ratio(problem, best):.2f}"
-        numbers = f"{flops_ratio(problem, best):.2f} | {moved} | {max(of_pass):.1f} of {estimate:.1f}"
-        lines.append(f"{where} | {numbers} | {time.perf_counter() - start:.0f} s |")
+        cells = [
+            *(name, chip, "backward" if backward else "forward", f"{best.q} × {best.k} × {best.heads}"),
+            *(f"{flops_ratio(problem, best):.2f}", moved),
+            f"{max(used[kernel] for kernel in kernels):.1f} of {estimate:.1f}",
+            ", ".join(f"{busy[kernel]:.2f}" for kernel in sorted(kernels, reverse=True)),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
@@ -171,27 +194,52 @@ def _first_words(error: Exception) -> str:
     return " ".join(str(error).split())[:120].replace("|", "/")
 
 
-HEAD = """| shape | chip | pass | blocks q × k × heads | FLOPs / needed | bytes / least | VMEM, MiB | compiled in |
+def window_row(chip: str, name: str, problem: Problem) -> str:
+    """What the policy chooses for a window, and its model of time for blocks of every size, narrow ones, too."""
+    kind, group = device(chip).device_kind, problem.shape.group
+    chosen = [blocks.choose(kind, problem.shape, problem.mask, backward) for backward in (False, True)]
+    cells = [name, chip, ", ".join(f"{best.q} × {best.k}" for best in chosen)]
+    for size in WINDOW_BLOCKS:
+        terms = blocks.CHIPS[kind], problem.shape, problem.mask, size, size, group
+        times = [problem.kv_heads * blocks.seconds(*terms, backward) * 1e3 for backward in (False, True)]
+        ratio = flops_ratio(problem, blocks.Blocks(size, size, group, 0))
+        cells.append(f"{ratio:.2f}: {times[0]:.2f}, {times[1]:.2f}")
+    return f"| {' | '.join(cells)} |"
+
+
+HEAD = """| shape | chip | pass | blocks q × k × heads | FLOPs / needed | bytes / least | VMEM, MiB | MXU |
 |---|---|---|---|---|---|---|---|"""
-BEGIN, END = "<!-- table: benchmarks/attention_kernels.py -->", "<!-- end of table -->"
+WINDOW_BLOCKS = 128, 256, 512
+WINDOW_HEAD = f"""| shape | chip | chosen | {" | ".join(f"{size} × {size}" for size in WINDOW_BLOCKS)} |
+|---|---|---|---|---|---|"""
+
+
+def write(page: Path, name: str, table: str) -> None:
+    """Puts a table where the page has one of that name."""
+    begin, end = f"<!-- table: {name}, benchmarks/attention_kernels.py -->", f"<!-- end of table: {name} -->"
+    before, rest = page.read_text().split(begin)
+    page.write_text(f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chips", default=",".join(TOPOLOGIES), help="comma-separated")
     parser.add_argument("--shapes", default=None, help="one of the published shapes (default: all)")
-    parser.add_argument("--write", type=Path, help="the page whose table is to be replaced")
+    parser.add_argument("--write", type=Path, help="the page whose tables are to be replaced")
     args = parser.parse_args()
     lines = []
-    for name, problem in PROBLEMS.items():
-        if args.shapes in (None, name):
-            for chip in args.chips.split(","):
-                lines += (made := rows(chip, name, problem))
+    with tempfile.TemporaryDirectory() as folder:
+        schedules = Schedules(Path(folder))
+        for name, problem in PROBLEMS.items():
+            for chip in args.chips.split(",") if args.shapes in (None, name) else ():
+                lines += (made := rows(chip, name, problem, schedules))
                 print("\n".join(made), flush=True)
+    narrow = {name: p for name, p in PROBLEMS.items() if p.mask.window is not None and p.mask.window <= 1024}
+    windows = [window_row(chip, name, p) for name, p in narrow.items() for chip in args.chips.split(",")]
+    print("\n".join(windows))
     if args.write:
-        before, rest = args.write.read_text().split(BEGIN)
-        table = "\n".join([HEAD, *lines])
-        args.write.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}")
+        write(args.write, "compiled", "\n".join([HEAD, *lines]))
+        write(args.write, "windows", "\n".join([WINDOW_HEAD, *windows]))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
 """Compiles the decode kernel for TPUs that aren't there, at published shapes, and counts what it reads.
 
-    python benchmarks/decode_kernels.py --steps > rows.jsonl         (--chips, --shapes: some of them)
+    python benchmarks/decode_kernels.py --write docs/decode_kernels.md     (--chips, --shapes, --steps: some)
 
 needs the libtpu of `jax[tpu]` (or TPU_LIBRARY_PATH=.../libtpu.so) and no TPU. Nothing runs. A line of JSON a shape and
-chip; `--table rows.jsonl` makes of them the table in docs/decode_kernels.md. A cache is laid out as it is inside a loop
-of steps (features along lanes); a jitted function that takes one in may find it otherwise and turn it.
+chip, and the page's tables if asked. A cache is laid out as it is inside a loop of steps (features along lanes); a
+jitted function that takes one in may find it otherwise and turn it.
 """
 
 import argparse
 import dataclasses
 import json
+import math
 import os
 import re
 import time
@@ -23,11 +24,11 @@ os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import topologies
 from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec
 
+from benchmarks import pages
 from transformer import config, families, settings, sharding
 from transformer.kernels import decode, decode_blocks
 from transformer.nn.context import make_context
@@ -85,6 +86,10 @@ SHAPES = {
     "DeepSeek-V3, int8 cache": Shape(8, (128, 1), (576, 0), 4096, shares=512, kept="int8"),
 }
 
+UNMOVED = ("bitcast", "tuple", "get-tuple-element", "parameter", "constant")
+# Rows x slots of a whole layer's step.
+STEPS = ("8x4096", "64x4096", "64x32768")
+
 
 def one_device(chip: str) -> jax.sharding.Mesh:
     """A mesh of one device of the chip."""
@@ -125,36 +130,71 @@ def compile_attention(shape: Shape, mesh: jax.sharding.Mesh) -> tuple[jax.stages
     return compiled, decode.sizes_of(call, q, cache, shape.shares)
 
 
-def copies(compiled: jax.stages.Compiled, numbers: int) -> int:
-    """Operations that copy as many numbers as a cache has, or more."""
-    found = re.findall(r"= \w+\[([\d,]*)\]\S* copy\(", compiled.as_text())
-    return sum(np.prod([int(n) for n in dims.split(",") if n]) >= numbers for dims in found)
+def copies(text: str, numbers: int) -> int:
+    """Operations of a program that copy as many numbers as a cache has, or more."""
+    found = re.findall(r"= \w+\[([\d,]*)\]\S* copy\(", _entry(text))
+    return sum(math.prod(int(n) for n in dims.split(",") if n) >= numbers for dims in found)
+
+
+def moved_bytes(text: str, kernel: int) -> int:
+    """Bytes that the operations of a program read from HBM and write there, `kernel` of them by the decode kernel.
+
+    The compiler's own sum counts what lies in nearer memories, and both loads of what is loaded for the next call, too.
+    Scatters are in place: what they move is too little to count.
+    """
+    here, early, total = {}, set(), 0
+    line = re.compile(r"^\s*(?:ROOT )?%(\S+) = (.*?) ([\w\-]+)\((.*)$", re.MULTILINE)
+    for name, kind, operation, rest in line.findall(_entry(text)):
+        operands = re.findall(r"%([\w.\-]+)", rest.split("), ")[0])
+        read, here[name] = sum(here.get(operand, 0) for operand in operands), _bytes(kind)
+        if operation.endswith("-start"):  # what it takes along is counted where it arrives
+            here[name] = 0
+            early |= {name} if "cross_program_prefetch" in rest else set()
+        elif operation.endswith("-done"):
+            total += here[name] + (0 if operands[0] in early else _bytes(kind, everywhere=True))
+        elif name.startswith("decode_attention"):
+            total += kernel
+        elif operation not in UNMOVED and not name.startswith("scatter"):
+            total += read + here[name]
+    return total
+
+
+def _entry(text: str) -> str:
+    """What runs; the computations before it are parts of its operations."""
+    return text[text.index("\nENTRY") :]
+
+
+def _bytes(kind: str, everywhere: bool = False) -> int:
+    """Bytes of the arrays of a type that lie in HBM, or of all."""
+    width, total = {"bf16": 2, "f32": 4, "s32": 4, "s8": 1, "pred": 1}, 0
+    for dtype, dims, layout in re.findall(r"(\w+)\[([\d,]*)\]\{([^}]*)\}", kind):
+        if everywhere or "S(" not in layout:
+            total += width.get(dtype, 0) * math.prod(int(n) for n in dims.split(",") if n)
+    return total
 
 
 def measure(name: str, chip: str) -> dict:
-    """A row of the table."""
+    """A row of the table of shapes."""
     shape, start = SHAPES[name], time.time()
     compiled, sizes = compile_attention(shape, one_device(chip))
     blocks = decode_blocks.choose(sizes)
-    least = sizes.cache_bytes()
-    slot = sizes.kept.itemsize * sum(-(-width // 128) * 128 for width in sizes.features)
-    padded = least + sizes.batch * sizes.slots * sizes.heads * (slot - sizes.kept.itemsize * sum(sizes.features))
+    padded = sizes.cache_bytes(padded=True)
     return dict(
         shape=name,
         chip=chip,
         block=f"{blocks.heads} x {blocks.slots}, {blocks.count}",
         vmem_MiB=round(decode_blocks.vmem_bytes(sizes, blocks.heads, blocks.slots) / 2**20, 1),
-        cache_MB=round(least / 1e6, 2),
+        cache_MB=round(sizes.cache_bytes() / 1e6, 2),
         padded_MB=round(padded / 1e6, 2),
         accessed_MB=round(compiled.cost_analysis()["bytes accessed"] / 1e6, 2),
-        copies=int(copies(compiled, LAYERS * sizes.batch * sizes.heads * sizes.slots * sizes.key)),
+        copies=copies(compiled.as_text(), LAYERS * sizes.batch * sizes.heads * sizes.slots * sizes.key),
         memory_us=round(padded / CHIPS[chip].bandwidth / 1e3, 1),
         arithmetic_us=round(decode_blocks.cost(sizes).flops / CHIPS[chip].flops / 1e6, 1),
         compile_s=round(time.time() - start, 1),
     )
 
 
-def measure_latent_step(chip: str, batch: int = 8, slots: int = 4096) -> dict:
+def measure_latent_step(chip: str, batch: int, slots: int) -> dict:
     """Bytes of one decode step of DeepSeek-V3's attention layer, projections and write included."""
     mesh = one_device(chip)
     model = families.build_spec(config.load_config("deepseek_v3:671b").model.to_dict())
@@ -178,46 +218,39 @@ def measure_latent_step(chip: str, batch: int = 8, slots: int = 4096) -> dict:
         step = jax.jit(apply, donate_argnums=3, out_shardings=(None, places))
         compiled = step.lower(params, x, positions, cache).compile()
     weights = sum(p.size * 2 for p in jax.tree.leaves(params))
-    held = batch * slots * (dims.key * 2 + 4)
-    accessed = compiled.cost_analysis()["bytes accessed"]
+    held, padded = (batch * slots * (width * 2 + 4) for width in (dims.key, -(-dims.key // 128) * 128))
+    moved = moved_bytes(compiled.as_text(), kernel=padded)
     return dict(
-        step="DeepSeek-V3 attention layer",
+        step=f"DeepSeek-V3 attention layer, {batch} x {slots}",
         chip=chip,
         cache_MB=round(held / 1e6, 2),
+        padded_MB=round(padded / 1e6, 2),
         weights_MB=round(weights / 1e6, 2),
-        accessed_MB=round(accessed / 1e6, 2),
-        ratio=round(accessed / (held + weights), 3),
-        copies=int(copies(compiled, LAYERS * batch * slots * dims.key)),
+        moved_MB=round(moved / 1e6, 2),
+        ratio=round(moved / (held + weights), 3),
+        copies=copies(compiled.as_text(), LAYERS * batch * slots * dims.key),
     )
 
 
 def main() -> None:
-    """Compiles and prints, or writes."""
+    """Compiles, prints, and writes if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chips", nargs="+", choices=CHIPS, default=list(CHIPS))
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--steps", action="store_true", help="the whole layer's step, too")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="print rows of FILE as a table instead")
+    parser.add_argument("--steps", nargs="*", default=list(STEPS), help="the whole layer's steps: rows x slots")
+    parser.add_argument("--write", type=Path, help="the page whose tables get the rows")
     args = parser.parse_args()
-    if args.table:
-        print(table([json.loads(line) for line in args.table.read_text().splitlines()]))
-        return
+    rows = []
     for chip in args.chips:
-        for name in args.shapes:
-            print(json.dumps(measure(name, chip)), flush=True)
-        if args.steps:
-            print(json.dumps(measure_latent_step(chip)), flush=True)
-
-
-def table(rows: list[dict]) -> str:
-    """Markdown, a table for each kind of row."""
-    lines = []
+        for name in (*args.shapes, *args.steps):
+            row = measure(name, chip) if name in SHAPES else measure_latent_step(chip, *map(int, name.split("x")))
+            rows.append(row)
+            print(json.dumps(row), flush=True)
     for kind in ("shape", "step"):
         found = [row for row in rows if kind in row]
-        head = list(found[0]) if found else []
-        lines += ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"] if found else []
-        lines += ["| " + " | ".join(str(row[name]) for name in head) + " |" for row in found] + [""]
-    return "\n".join(lines)
+        if args.write and found:
+            cells = [list(map(str, row.values())) for row in found]
+            pages.update(args.write, f"benchmarks/decode_kernels.py, {kind}s", list(found[0]), cells, keys=2)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ from transformer.spec import FeedForward
 from transformer.tokenizer import load_tokenizer
 from transformer.training import data
 from transformer.training.examples import shape_of
-from transformer.training.optimizer import make_optimizer
 from transformer.training.state import init_state
 from transformer.training.step import compile_train_step
 
@@ -105,7 +104,7 @@ def recovery(remedy: str, steps: int) -> Iterator[float]:
     page.balance.update(dict.fromkeys(page.balance, 0.0) | {field: value})
     run = config.resolve(page)
     model, mesh = Transformer(run.spec, run.settings.compute), sharding.make_mesh(Mesh(), jax.devices()[:1])
-    state = init_state(model, make_optimizer(model, run.settings), 0, mesh)
+    state = init_state(model, run.settings, mesh)
     state = state.replace(params=collapsed(state.params))
     batches = data.train_iterator(run.settings.data, load_tokenizer(run.settings.data.tokenizer), shape_of(run.spec))
     with jax.set_mesh(mesh):

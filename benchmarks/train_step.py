@@ -28,7 +28,6 @@ from transformer.config import Run
 from transformer.nn.model import Transformer
 from transformer.planning.accounting import flops_per_token
 from transformer.planning.matmuls import matmul_flops
-from transformer.training.optimizer import make_optimizer
 from transformer.training.state import init_state
 from transformer.training.step import compile_train_step, make_train_step
 
@@ -60,7 +59,7 @@ class Ours:
     def __init__(self, run: Run):
         self.mesh = sharding.make_mesh(run.settings.mesh)
         self.model = Transformer(run.spec, run.settings.compute)
-        self.state = init_state(self.model, make_optimizer(self.model, run.settings), run.settings.seed, self.mesh)
+        self.state = init_state(self.model, run.settings, self.mesh)
         self.batch = jax.device_put(random_batch(run), sharding.batch_sharding(self.mesh))
         with jax.set_mesh(self.mesh):
             # Counted before the step takes the state away. Every row is one segment, so leaving segments out runs

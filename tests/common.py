@@ -2,15 +2,17 @@
 
 import functools
 import importlib
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import numpy as np
+import pytest
 
 from transformer import families, spec
 from transformer.nn import initial
-from transformer.nn.context import Source
+from transformer.nn.context import Source, default_positions
 from transformer.nn.model import Transformer
 from transformer.settings import Compute
 
@@ -104,6 +106,12 @@ DECODERS = [family for family in FAMILIES if tiny_spec(family).encoder is None]
 GENERATORS = [family for family in FAMILIES if tiny_spec(family).decoder is not None]
 
 
+def often(chosen: Collection[str], of: Sequence[str] = tuple(FAMILIES)) -> list[Any]:
+    """Families for a test; those that bring it no mechanism beyond the chosen ones' only among the slow proofs."""
+    assert set(chosen) <= set(of)
+    return [pytest.param(family, marks=[] if family in chosen else [pytest.mark.slow]) for family in of]
+
+
 def random_tokens(family: str, rows: int, length: int = LENGTH, seed: int = 0) -> np.ndarray:
     """Token ids [rows, length]."""
     return np.random.default_rng(seed).integers(0, tiny_spec(family).vocab_size, (rows, length), dtype=np.int32)
@@ -138,6 +146,11 @@ def random_segments(rng: np.random.Generator, rows: int, length: int) -> np.ndar
     return segments
 
 
+def positions_of(segments: np.ndarray) -> np.ndarray:
+    """What the model takes where it is told none: given all the same, every batch of the laws is one program's."""
+    return np.asarray(default_positions(segments, segments.shape))
+
+
 @functools.cache
 def packed_batch(family: str, rows: int = 8, length: int = LENGTH) -> Batch:
     """Rows of packed documents (`random_segments`), and of what they are made from where the model reads that."""
@@ -146,10 +159,10 @@ def packed_batch(family: str, rows: int = 8, length: int = LENGTH) -> Batch:
     source = None
     if reads_source(family):
         lengths = random_segments(rng, rows, length + 8)
-        source = Source(random_tokens(family, rows, length + 8, seed=2), None, lengths)
+        source = Source(random_tokens(family, rows, length + 8, seed=2), positions_of(lengths), lengths)
     tokens = random_tokens(family, rows, length)
     targets = random_tokens(family, rows, length, seed=1)
-    return Batch(tokens, targets, (segments > 0).astype(np.float32), None, segments, source)
+    return Batch(tokens, targets, (segments > 0).astype(np.float32), positions_of(segments), segments, source)
 
 
 class Result(NamedTuple):

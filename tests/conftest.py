@@ -1,4 +1,4 @@
-"""Eight host devices stand in for a mesh, and the workers of one run share compiled programs."""
+"""Eight host devices stand in for a mesh, and tests of one worker share what they compile."""
 
 import atexit
 import os
@@ -17,15 +17,23 @@ if "TRANSFORMER_TEST_CACHE" not in os.environ:
     atexit.register(shutil.rmtree, os.environ["TRANSFORMER_TEST_CACHE"], ignore_errors=True)
 
 import gc
+import itertools
 
 import jax
 import pytest
 
-jax.config.update("jax_compilation_cache_dir", os.environ["TRANSFORMER_TEST_CACHE"])
-# A limit makes JAX lock the directory: without one a worker may read a program that another is still writing.
-jax.config.update("jax_compilation_cache_max_size", 8 * 2**30)
+# For what is dropped below, and for functions that are jitted anew. A directory for each worker: in a shared one it
+# may read what another is still writing, unless a limit makes JAX lock it, which then reads all of it at every write.
+worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
+jax.config.update("jax_compilation_cache_dir", os.path.join(os.environ["TRANSFORMER_TEST_CACHE"], worker))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+# Tracing makes objects by the million that live on: to look through them as often as Python does by default takes a
+# tenth of the time of tracing.
+gc.set_threshold(50_000, 20, 50)
+
+
+_tests = itertools.count()
 
 
 def _mappings() -> int:
@@ -37,10 +45,19 @@ def _mappings() -> int:
         return 0
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Each worker begins with a run of neighbours: tests of one family share what a process has built and traced."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
+
+
 @pytest.fixture(autouse=True)
 def _room_for_programs():
     """Drops compiled programs before they use up the mappings that a process may have, at which XLA crashes."""
     yield
-    if _mappings() > 20_000:
+    # A look takes 13 ms where there are many; a test makes hundreds at most, and there is room for 65,530.
+    if next(_tests) % 16 == 0 and _mappings() > 30_000:
         jax.clear_caches()
         gc.collect()

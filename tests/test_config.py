@@ -87,7 +87,7 @@ def test_build_takes_names_paths_configs_and_specs():
 
 
 def test_initial_parameters_are_the_same_on_a_mesh_and_lie_where_they_should():
-    model = transformer.build("gemma3:tiny")
+    model = transformer.build("llama3:tiny")
     mesh = sharding.make_mesh(Mesh(data=2, fsdp=2, tensor=2))
     alone, spread = transformer.init(model, seed=3), transformer.init(model, seed=3, mesh=mesh)
     shapes, places = transformer.init(model, abstract=True), initial.param_shardings(model, mesh)

@@ -9,10 +9,11 @@ from jax.sharding import AbstractMesh
 
 from tests import common
 from transformer import axes, families, sharding, spec
+from transformer.mapping import from_mapping
 from transformer.nn import initial
 from transformer.nn.model import Transformer
 from transformer.nn.parameter import Named
-from transformer.settings import Settings, SettingsError, from_mapping
+from transformer.settings import Settings, SettingsError
 from transformer.sharding import ShardingError
 
 SIZES = [(family, size) for family in common.FAMILIES for size in common.page(family).SIZES]
@@ -98,7 +99,7 @@ def test_published_size_shards_over_a_pod(family, size):
     """Some mesh of at least 4 fsdp devices is legal, and it leaves little whole: no large parameter is replicated."""
     tree = abstract(family, size)
     for tensor, fsdp in itertools.product((4, 2, 1), (8, 4)):
-        mesh = AbstractMesh((1, fsdp, 1, tensor), sharding.MESH_AXES)
+        mesh = AbstractMesh((1, 1, fsdp, 1, 1, tensor), sharding.MESH_AXES)
         try:
             held = sum(_held(path, box, mesh) for path, box in boxes(tree))
         except ShardingError:

@@ -7,7 +7,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from transformer import settings, spec
-from transformer.settings import Compute, Data, Mesh, Optimizer, Settings, SettingsError, Train, from_mapping
+from transformer.mapping import from_mapping
+from transformer.settings import Compute, Data, Mesh, Optimizer, Settings, SettingsError, Train
 from transformer.spec import SpecError
 
 
@@ -44,7 +45,7 @@ def test_lists_stand_for_tuples():
     [
         ("compute.remta", "full", "compute.remta='full': unknown field; did you mean compute.remat?"),
         ("optimiser", 1, "optimiser=1: unknown field; did you mean optimizer?"),
-        ("mesh.zzz", 2, "mesh.zzz=2: unknown field; known: data, fsdp, expert, tensor"),
+        ("mesh.zzz", 2, "mesh.zzz=2: unknown field; known: slice, data, fsdp, expert, context, tensor"),
         (
             "compute.attention",
             "flash",
@@ -113,6 +114,14 @@ def test_int_stands_for_float_and_stays_exact():
         (Optimizer, dict(eps=0.0), "optimizer.eps=0.0"),
         (Optimizer, dict(weight_decay=-0.1), "optimizer.weight_decay=-0.1"),
         (Optimizer, dict(clip_norm=0.0), "optimizer.clip_norm=0.0"),
+        (Optimizer, dict(b2=0.999, moments_dtype="bfloat16"), "optimizer.b2=0.999"),
+        (Optimizer, dict(b1=0.995, moments_dtype="bfloat16"), "optimizer.b1=0.995"),
+        (Compute, dict(remat="names"), "compute.remat='names'"),
+        (Compute, dict(remat="full", remat_names=("q",)), "compute.remat_names=('q',)"),
+        (Compute, dict(remat="names", remat_names=("keys",)), "compute.remat_names=('keys',)"),
+        (Compute, dict(remat="names", offload_names=("q", "x")), "compute.offload_names=('q', 'x')"),
+        (Compute, dict(remat="names", remat_names=("q",), offload_names=("q",)), "compute.offload_names=('q',)"),
+        (Train, dict(accumulate_dtype="bfloat16"), "train.accumulate_dtype='bfloat16'"),
         (Train, dict(steps=0), "train.steps=0"),
         (Train, dict(accumulate=0), "train.accumulate=0"),
         (Train, dict(eval_every=-1), "train.eval_every=-1"),

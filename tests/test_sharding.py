@@ -1,6 +1,8 @@
 """The mesh and the table from logical axes to it."""
 
+import dataclasses
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,24 +16,25 @@ from transformer.settings import Mesh, Settings
 from transformer.sharding import ShardingError, partition_spec
 
 
-def mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, expert: int = 1) -> jax.sharding.Mesh:
-    size = data * fsdp * expert * tensor
-    return sharding.make_mesh(Mesh(data=data, fsdp=fsdp, expert=expert, tensor=tensor), jax.devices()[:size])
+def mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, expert: int = 1, **more: int) -> jax.sharding.Mesh:
+    sizes = Mesh(data=data, fsdp=fsdp, expert=expert, tensor=tensor, **more)
+    return sharding.make_mesh(sizes, jax.devices()[: math.prod(dataclasses.asdict(sizes).values())])
 
 
 @pytest.mark.parametrize(
     ("sizes", "shape"),
     [
-        (dict(), (8, 1, 1, 1)),
-        (dict(data=1, fsdp=-1, tensor=2), (1, 4, 1, 2)),
-        (dict(data=2, fsdp=2, tensor=2), (2, 2, 1, 2)),
-        (dict(data=4, fsdp=2, tensor=-1), (4, 2, 1, 1)),
-        (dict(data=1, expert=-1), (1, 1, 8, 1)),
+        (dict(), (1, 8, 1, 1, 1, 1)),
+        (dict(data=1, fsdp=-1, tensor=2), (1, 1, 4, 1, 1, 2)),
+        (dict(data=2, fsdp=2, tensor=2), (1, 2, 2, 1, 1, 2)),
+        (dict(data=4, fsdp=2, tensor=-1), (1, 4, 2, 1, 1, 1)),
+        (dict(data=1, expert=-1), (1, 1, 1, 8, 1, 1)),
+        (dict(slice=2, context=2), (2, 2, 1, 1, 2, 1)),
     ],
 )
 def test_mesh_takes_all_devices(sizes, shape):
     got = sharding.make_mesh(Mesh(**sizes))
-    assert got.axis_names == ("data", "fsdp", "expert", "tensor") and got.devices.shape == shape
+    assert got.axis_names == ("slice", "data", "fsdp", "expert", "context", "tensor") and got.devices.shape == shape
     assert set(got.axis_types) == {AxisType.Auto}
     assert {d.id for d in got.devices.flat} == {d.id for d in jax.devices()}
 
@@ -131,6 +134,59 @@ def test_platform_is_that_of_the_mesh_in_force():
     assert sharding.platform() == jax.default_backend() == "cpu"
     with jax.sharding.use_abstract_mesh(mesh(2).abstract_mesh):
         assert sharding.platform() == "cpu"
+
+
+def test_rows_are_split_along_their_length_too_and_parameters_over_that_axis():
+    two = mesh(1, 2, 2, context=2)
+    assert partition_spec((ax.BATCH, ax.LENGTH, ax.ACT_HEADS), (4, 6, 2), two) == PartitionSpec(
+        "fsdp", "context", "tensor"
+    )
+    assert partition_spec((ax.EMBED, ax.MLP), (8, 8), two) == PartitionSpec(("fsdp", "context"), "tensor")
+    # In decoding, which has no length to split, rows are split instead.
+    got = partition_spec((ax.BATCH, ax.LENGTH, ax.ACT_HEADS), (4, 1, 2), two, "decode")
+    assert got == PartitionSpec(("fsdp", "context"), None, "tensor")
+    placed = jax.device_put(np.zeros((4, 6)), sharding.batch_sharding(two))
+    assert {shard.data.shape for shard in placed.addressable_shards} == {(2, 3)}
+
+
+def test_rows_that_do_not_divide_are_refused():
+    sharding.check_length("data.seq_len", 24, mesh(1, 1, 2, context=4), halves=True)
+    sharding.check_length("data.seq_len", 7, mesh(4), halves=True)
+    for length, halves, rules, parts in (
+        (20, True, "default", 8),
+        (18, False, "default", 4),
+        (20, False, "sequence", 8),
+    ):
+        message = f"data.seq_len={length}: mesh.context=4.* cuts rows into {parts} parts; use a multiple of {parts}"
+        with pytest.raises(ShardingError, match=message):
+            sharding.check_length("data.seq_len", length, mesh(1, 1, 2, context=4), halves, rules)
+
+
+class Chip(NamedTuple):
+    """What a mesh needs to know of a TPU."""
+
+    id: int
+    slice_index: int
+    platform: str = "tpu"
+    device_kind: str = "TPU imagined"
+    process_index: int = 0
+    core_on_chip: int = 0
+
+    @property
+    def coords(self) -> tuple[int, int, int]:
+        """Each slice is a square of four."""
+        return (self.id // 2 % 2, self.id // 4, 0)
+
+
+def test_slices_of_tpus_lie_along_their_axis():
+    """Collectives of all other axes stay in a slice."""
+    chips = [Chip(i, i % 2) for i in range(8)]
+    got = sharding.make_mesh(Mesh(slice=2, fsdp=2), chips).devices
+    assert got.shape == (2, 2, 2, 1, 1, 1)
+    assert [{chip.slice_index for chip in part.flat} for part in got] == [{0}, {1}]
+    for wrong in (1, 4):
+        with pytest.raises(ShardingError, match=f"mesh.slice={wrong}: the devices are of 2 slices; use mesh.slice=2"):
+            sharding.make_mesh(Mesh(slice=wrong), chips)
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 8, 1), (1, 1, 8), (8, 1, 1), (1, 2, 2, 2), (1, 1, 1, 8)])

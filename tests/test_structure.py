@@ -20,6 +20,7 @@ FLOORS = {
     "transformer.spec": 0,
     "transformer.axes": 0,
     "transformer.settings": 0,
+    "transformer.mapping": 0,
     "transformer.ops": 1,
     "transformer.kernels": 1,
     "transformer.sharding": 1,
@@ -33,21 +34,23 @@ FLOORS = {
     "transformer.training": 4,
     "transformer.generation": 4,
     "transformer.planning": 4,
-    "transformer.figures": 4,
     "transformer.api": 5,
     "transformer.generate": 5,
     "transformer.generate_options": 5,
     "transformer.convert": 5,
     "transformer.embed": 5,
+    "transformer.check_mesh": 5,
     "transformer.explain": 5,
+    "transformer.explorer": 5,
+    "transformer.figures": 5,
     "transformer": 5,
     "train": 5,
 }
-ROOMS = ("transformer.training", "transformer.generation", "transformer.planning", "transformer.figures")
+ROOMS = ("transformer.training", "transformer.generation", "transformer.planning")
 
 # What the families are called elsewhere; those there are, with and without version, come from the listing.
 ALIASES = {"llama", "gemma", "qwen", "gpt", "deepseek", "mixtral", "mistral", "bert", "marian"}
-NO_ARRAYS = ("transformer.spec", "transformer.axes", "transformer.settings")
+NO_ARRAYS = ("transformer.spec", "transformer.axes", "transformer.settings", "transformer.mapping")
 
 
 def relative(path: Path) -> str:

@@ -14,6 +14,7 @@ from transformer import config, families, settings, sharding
 from transformer.checkpoints import hugging_face
 from transformer.checkpoints import source as sources
 from transformer.checkpoints.workdir import Workdir
+from transformer.mapping import from_mapping
 from transformer.nn import initial
 from transformer.nn.context import Source
 from transformer.nn.model import Transformer
@@ -39,7 +40,7 @@ def build(source: ModelLike, **compute: Any) -> Transformer:
     if not isinstance(source, Model):
         values = source.to_dict() if isinstance(source, ml_collections.ConfigDict) else dict(source)
         spec, base = families.build_spec(values["model"]), values.get("compute", {})
-    return Transformer(spec, settings.from_mapping(settings.Compute, {**base, **compute}, "compute."))
+    return Transformer(spec, from_mapping(settings.Compute, {**base, **compute}, "compute."))
 
 
 def init(model: Transformer, seed: int = 0, mesh: Mesh | None = None, abstract: bool = False) -> dict:

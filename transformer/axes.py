@@ -27,6 +27,7 @@ NORM = "norm"  # a norm's scale or bias: small, one number per feature
 # Activations.
 BATCH = "batch"  # B
 LENGTH = "length"  # T or S
+STREAM_LENGTH = "stream_length"  # T or S of the residual stream, between what the branches do
 ACT_EMBED = "act_embed"  # D of the residual stream
 ACT_HEADS = "act_heads"  # N or K of activations
 ACT_MLP = "act_mlp"  # F of activations
@@ -34,5 +35,5 @@ ACT_VOCAB = "act_vocab"  # V of logits
 
 ALL = frozenset({
     VOCAB, POSITION, BUCKETS, TYPES, CLASSES, EMBED, EMBED_OUT, HEADS, KV_HEADS, HEAD_DIM, MLP, EXPERTS, EXPERT_EMBED,
-    ROUTES, LATENT, LATENT_OUT, LAYERS, NORM, BATCH, LENGTH, ACT_EMBED, ACT_HEADS, ACT_MLP, ACT_VOCAB,
+    ROUTES, LATENT, LATENT_OUT, LAYERS, NORM, BATCH, LENGTH, STREAM_LENGTH, ACT_EMBED, ACT_HEADS, ACT_MLP, ACT_VOCAB,
 })  # fmt: skip

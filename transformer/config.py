@@ -12,7 +12,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from transformer import families
-from transformer.settings import Settings, SettingsError, from_mapping
+from transformer.mapping import from_mapping
+from transformer.settings import Settings, SettingsError
 from transformer.spec import Model
 
 

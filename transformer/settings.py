@@ -1,20 +1,22 @@
 """HOW to run: strict, frozen settings. What a model *is* lives in `spec/`.
 
 Every field takes effect or is refused with a message that names the field, the value and the remedy.
-`from_mapping` reads nested plain data (JSON, or what `ConfigDict.to_dict` gives) and refuses unknown keys.
+`mapping.from_mapping` reads them from nested plain data.
 """
 
 import dataclasses
-import difflib
 import math
-import types
-import typing
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 DType = Literal["float32", "bfloat16"]
 PAIR_SOURCES = ("pairs", "numbers", "dates", "reversal", "sort")  # the other sources are of documents
+# What JAX calls memory of the host that devices can read and write.
+HOST_MEMORY = "pinned_host"
+# Points of a layer that remat can keep by name, in the order in which they are computed.
+POINTS = (
+    "q", "k", "v", "attended", "attention_out", "cross_out", "ffn_gate", "ffn_up", "ffn_out", "residual",
+)  # fmt: skip
 # Which objectives a field of Data takes effect in.
 _USED_BY = {
     "noise_density": ("masked", "spans"), "mean_span": ("spans",), "whole_word": ("masked",),
@@ -38,16 +40,19 @@ class Compute:
 
     dtype: DType = "float32"  # of activations and matmuls; parameters are float32
     attention: Literal["auto", "reference", "blockwise", "splash"] = "auto"
+    context_attention: Literal["auto", "gather", "ring"] = "auto"  # how keys cross mesh.context; ops/attention/context
     attention_block: int | None = None  # rows of a query or key block of `blockwise` and `splash`; None: their choice
     decode_attention: Literal["auto", "xla", "kernel"] = "auto"  # few queries over a cache; "auto": kernel on TPUs
     experts: Literal["auto", "dense", "grouped", "capacity"] = "auto"  # "capacity" drops what overflows, others nothing
     expert_capacity: float = 1.25  # slots of an expert in "capacity", times an even share of the assignments
     expert_exchange: Literal["auto", "all_to_all", "all_gather"] = "auto"  # how tokens reach other devices' experts
     expert_buffer: float = 2.0  # rows received by all_to_all, times an even share; what overflows takes all_gather
-    remat: Literal["none", "dots", "full"] = "none"
+    remat: Literal["none", "dots", "names", "full"] = "none"  # what the backward pass computes again: nothing … all
+    remat_names: tuple[str, ...] = ()  # those of `POINTS` that remat="names" keeps
+    offload_names: tuple[str, ...] = ()  # those that it keeps in the host's memory; not on CPUs
     unroll: int = 1  # body repeats unrolled per scan step
     loss_chunk: int = 8192  # vocabulary columns of logits alive at once
-    rules: Literal["default"] = "default"  # preset of sharding.py: logical axes -> mesh axes
+    rules: Literal["default", "sequence", "decode"] = "default"  # preset of sharding.py: logical axes -> mesh axes
 
     def __post_init__(self):
         block = self.attention_block
@@ -56,17 +61,31 @@ class Compute:
         for name in ("expert_capacity", "expert_buffer"):
             value = getattr(self, name)
             check(0 < value < math.inf, f"compute.{name}", value, "use a positive factor, such as 1.25")
+        self._check_names()
         check(self.unroll >= 1, "compute.unroll", self.unroll, "use 1 (a plain scan) or more")
         check(self.loss_chunk >= 128, "compute.loss_chunk", self.loss_chunk, "use at least 128 vocabulary columns")
+
+    def _check_names(self) -> None:
+        remat, kept, moved = self.remat, self.remat_names, self.offload_names
+        for field_name, names in (("compute.remat_names", kept), ("compute.offload_names", moved)):
+            unknown = [name for name in names if name not in POINTS]
+            check(not unknown, field_name, names, f"{unknown} are no points; use some of {', '.join(POINTS)}")
+            check(not names or remat == "names", field_name, names, f'compute.remat={remat!r} has no use; use "names"')
+        twice = sorted({*kept} & {*moved})
+        check(not twice, "compute.offload_names", moved, f"{twice} are in compute.remat_names, too; name each once")
+        some = bool(kept or moved)
+        check(some or remat != "names", "compute.remat", remat, 'name points in compute.remat_names, or use "full"')
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
     """Sizes of the device mesh; -1 for one axis takes the devices that the others leave."""
 
+    slice: int = 1  # batch split over slices that a data centre's network joins, parameters replicated
     data: int = -1  # batch split, parameters replicated
     fsdp: int = 1  # batch and parameters split (ZeRO-3)
     expert: int = 1  # batch and experts split; tokens travel to their experts
+    context: int = 1  # rows split along their length, and parameters; keys travel to the queries
     tensor: int = 1  # heads, hidden and vocabulary split (Megatron)
 
     def __post_init__(self):
@@ -135,6 +154,8 @@ class Optimizer:
     eps: float = 1e-8
     weight_decay: float = 0.1  # matrices only: norms, biases, sinks and tables of positions are exempt
     clip_norm: float = 1.0
+    moments_dtype: DType = "float32"  # of the moments between steps; they are computed in float32
+    moments_memory: Literal["device", "pinned_host"] = "device"  # where they rest; not on CPUs
 
     def __post_init__(self):
         check(0 < self.peak_lr < math.inf, "optimizer.peak_lr", self.peak_lr, "use a positive, finite learning rate")
@@ -150,6 +171,11 @@ class Optimizer:
         check(0 <= self.b2 < 1, "optimizer.b2", self.b2, "use a value in [0, 1)")
         check(0 < self.eps < math.inf, "optimizer.eps", self.eps, "use a positive, finite epsilon")
         check(0 <= self.weight_decay < math.inf, "optimizer.weight_decay", self.weight_decay, "use 0 or more")
+        # Of steps below half of its spacing, bfloat16 rounds every one away: a moment would never decay.
+        remedy = 'optimizer.moments_dtype="bfloat16" rounds so small steps away; use at most 0.99, or "float32"'
+        for name in ("b1", "b2"):
+            fits = self.moments_dtype == "float32" or getattr(self, name) <= 0.99
+            check(fits, f"optimizer.{name}", getattr(self, name), remedy)
         check(self.clip_norm > 0, "optimizer.clip_norm", self.clip_norm, "use a positive norm (inf: no clipping)")
 
 
@@ -176,6 +202,7 @@ class Train:
 
     steps: int = 300
     accumulate: int = 1  # microbatches per optimiser step; must divide data.batch_size
+    accumulate_dtype: DType = "float32"  # of the sum of the microbatches' gradients
     mtp_weight: float = 0.0  # of multi-token prediction in the loss; positive in models that have it, else 0
     label_smoothing: float = 0.0  # share of the target that the loss spreads evenly over the vocabulary
     log_every: int = 10
@@ -192,6 +219,8 @@ class Train:
     sample_temperature: float = 0.7
 
     def __post_init__(self):
+        kind, remedy = self.accumulate_dtype, 'train.accumulate=1 sums nothing; use "float32"'
+        check(kind == "float32" or self.accumulate > 1, "train.accumulate_dtype", kind, remedy)
         for name in ("steps", "accumulate", "eval_batches", "keep_checkpoints", "sample_tokens", "log_every"):
             check(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "use at least 1")
         for name in ("eval_every", "checkpoint_every", "sample_every", "check_replicas_every"):
@@ -241,60 +270,3 @@ class Settings:
             warmup,
             f"must be below train.steps={steps}; lower it, to 0 for no warm-up",
         )
-
-
-def from_mapping[T](cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
-    """Builds the frozen dataclass `cls` from nested plain data; `path` prefixes names in messages.
-
-    Raises:
-      SettingsError: an unknown key, a missing field, or a value of the wrong type.
-    """
-    if not isinstance(values, Mapping):
-        raise SettingsError(f"{path.rstrip('.') or cls.__name__}={values!r}: expected a group of fields")
-    hints = typing.get_type_hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    for key in values:
-        if key not in fields:
-            close = difflib.get_close_matches(str(key), fields, n=1)
-            hint = f"did you mean {path}{close[0]}?" if close else f"known: {', '.join(fields)}"
-            raise SettingsError(f"{path}{key}={values[key]!r}: unknown field; {hint}")
-    missing = [
-        f"{path}{name}"
-        for name, f in fields.items()
-        if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise SettingsError(f"{', '.join(missing)}: required and not given; add it to the config")
-    return cls(**{key: _coerce(hints[key], value, path + key) for key, value in values.items()})
-
-
-def _coerce(hint: Any, value: Any, name: str) -> Any:
-    """`value` as the annotated type `hint`, exactly: an int may stand for a float, a list for a tuple."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if dataclasses.is_dataclass(hint):
-        return value if isinstance(value, hint) else from_mapping(hint, value, name + ".")
-    if origin is Literal:
-        check(value in args and type(value) in {type(a) for a in args}, name, value, f"use one of {list(args)}")
-        return value
-    if origin in (typing.Union, types.UnionType):
-        return _coerce_union(args, value, name)
-    if origin is tuple:
-        check(isinstance(value, list | tuple), name, value, f'expected a list; write ("{value}",) for one item')
-        return tuple(_coerce(args[0], item, f"{name}[{i}]") for i, item in enumerate(value))
-    if hint is float and (type(value) is int or value == "inf"):
-        return float(value)
-    check(type(value) is hint, name, value, f"expected {hint.__name__}, got {type(value).__name__}")
-    return value
-
-
-def _coerce_union(args: tuple[Any, ...], value: Any, name: str) -> Any:
-    if value is None and type(None) in args:
-        return None
-    errors = []
-    for option in args:
-        if option is not type(None):
-            try:
-                return _coerce(option, value, name)
-            except SettingsError as error:
-                errors.append(str(error))
-    raise SettingsError("; or ".join(errors))

@@ -123,7 +123,7 @@ def test_bfloat16(case, tmp_path):
 def first_mesh(model: Transformer) -> tuple[jax.sharding.Mesh, dict]:
     """(mesh, places of the parameters): the most divided mesh whose sizes divide the model's."""
     for sizes in ((2, 2, 1, 2), (4, 1, 1, 2), (2, 4, 1, 1), (4, 2, 1, 1)):
-        mesh = sharding.make_mesh(Mesh(**dict(zip(sharding.MESH_AXES, sizes, strict=True))))
+        mesh = sharding.make_mesh(Mesh(**dict(zip(("data", "fsdp", "expert", "tensor"), sizes, strict=True))))
         try:
             return mesh, initial.param_shardings(model, mesh)
         except sharding.ShardingError:

@@ -13,6 +13,9 @@ from transformer.nn import initial
 from transformer.ops import products
 
 families = pytest.mark.parametrize("family", common.DECODERS)
+# Every kind of weight of a product: grouped heads, biases, latents, experts in either layout, tied heads and not.
+WEIGHTS = {"deepseek_v3", "gemma3", "gpt2", "gpt_oss", "llama3"}
+kinds = pytest.mark.parametrize("family", common.often(WEIGHTS, common.DECODERS))
 
 
 @families
@@ -33,7 +36,7 @@ def is_narrow(x) -> bool:
     return isinstance(x, products.Quantized)
 
 
-@families
+@kinds
 def test_eight_bit_weights_are_the_rounded_ones(family):
     """Logits equal those of a model whose weights were rounded beforehand: scales are applied where they belong."""
     model, params = common.model(family), common.params(family)
@@ -47,7 +50,7 @@ def test_eight_bit_weights_are_the_rounded_ones(family):
     assert_close(np.asarray(forward(narrow)), np.asarray(forward(rounded)), "logits")
 
 
-@families
+@kinds
 @pytest.mark.parametrize("narrow", [False, True], ids=["float32", "int8"])
 def test_turned_weights_are_the_same_function(family, narrow):
     """Also that the laws of eight bits hold for them: to quantize and to turn go together."""

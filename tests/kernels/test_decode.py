@@ -193,15 +193,23 @@ def test_no_other_block_is_computed_with(name):
     np.testing.assert_array_equal(run(name)(q, spoiled, where, extra), want)
 
 
-@pytest.mark.parametrize("name", ["window", "eight bits", "latent"])
-def test_no_races_under_tpu_semantics(name):
-    """Asynchronous copies, semaphores and uninitialised memory as on the chip; a race raises."""
+def closely(cores: int) -> list:
+    """All cases; of two cores three of them by default."""
+    few = ("window", "eight bits", "latent") if cores == 2 else ()
+    return [pytest.param(name, cores, marks=() if name in few else pytest.mark.slow) for name in CASES]
+
+
+@pytest.mark.parametrize(("name", "cores"), closely(1) + closely(2))
+def test_no_races_under_tpu_semantics(name, cores):
+    """Asynchronous copies, semaphores, uninitialised memory and cores that share a grid as on chips; a race raises."""
     case = CASES[name]
     slots = np.tile(np.arange(case.slots, dtype=np.int32), (ROWS, 1))
     queries = np.full((ROWS, case.queries), case.slots - 1, np.int32)
     arguments = make(case, queries, slots, 0)
-    closely = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="uninitialized")
-    got = run(name, closely)(*arguments)
+    params = pltpu.InterpretParams(
+        detect_races=True, out_of_bounds_reads="uninitialized", num_cores_or_threads=cores, random_seed=cores
+    )  # fmt: skip
+    got = run(name, params)(*arguments)
     assert np.abs(np.asarray(got) - formula(case, *arguments)).max() <= 1e-6
 
 
@@ -216,6 +224,16 @@ def test_bfloat16_is_rounded_once():
     assert got.dtype == jnp.bfloat16
     want = formula(case, q, narrow, where, extra)
     assert np.abs(np.asarray(got, np.float64) - want).max() <= 2**-8 * np.abs(want).max()
+
+
+def test_lanes_that_features_leave_empty_are_counted():
+    """Five of four and a half times 128."""
+    bfloat16 = jnp.dtype("bfloat16")
+    sizes = decode_blocks.Sizes(3, 1, 100, 16, 576, 512, True, bfloat16, bfloat16, False, False)
+    assert sizes.cache_bytes() == 3 * 100 * (2 * 576 + 4)
+    assert sizes.cache_bytes(padded=True) == 3 * 100 * (2 * 640 + 4)
+    ends = 3 * 16 * (576 + 512) * 2
+    assert decode_blocks.cost(sizes).bytes_accessed == sizes.cache_bytes(padded=True) + ends
 
 
 @settings(max_examples=200, deadline=None)

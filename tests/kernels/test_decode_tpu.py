@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.decode_kernels import CHIPS, SHAPES
+from benchmarks.decode_kernels import CHIPS, SHAPES, STEPS
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = [
@@ -32,14 +32,16 @@ def rows(chip: str, *options: str) -> list[dict]:
 
 @pytest.mark.parametrize("chip", CHIPS)
 def test_compiles_and_reads_the_cache_once(chip):
-    found = rows(chip)
+    found = rows(chip, "--steps")
     assert [row["shape"] for row in found] == list(SHAPES)
     for row in found:
         assert row["copies"] == 0, row
-        assert row["cache_MB"] <= row["accessed_MB"] <= row["cache_MB"] + BESIDE_MB, row
+        assert row["padded_MB"] <= row["accessed_MB"] <= row["padded_MB"] + BESIDE_MB, row
 
 
-def test_a_step_over_a_latent_cache_reads_cache_and_weights():
-    (row,) = rows("v5p", "--shapes", "--steps")
+@pytest.mark.parametrize("chip", CHIPS)
+def test_a_step_over_a_latent_cache_reads_cache_and_weights(chip):
+    """Within 5 % of the weights and 576 numbers a token, although a token's lie in 640 lanes."""
+    (row,) = rows(chip, "--shapes", "--steps", STEPS[0])
     assert row["copies"] == 0, row
     assert abs(row["ratio"] - 1) <= 0.05, row

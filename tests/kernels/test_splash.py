@@ -13,6 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as shipped
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as shipped_masks
 
+from transformer.kernels.blocks import Blocks
 from transformer.ops.attention import Call, Extra, Where, splash
 from transformer.spec import Mask, RelativeBias
 
@@ -35,7 +36,8 @@ def with_gradients(f, *inputs, d_out):
     return out, *pull(d_out)
 
 
-@pytest.mark.parametrize("backward", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backward", [False, True])
 def test_no_races_and_nothing_read_before_it_is_written(backward):
     """Two cores, memory that starts as NaN, and an error for each race: packed rows, sinks, softcap and biases."""
     relative = RelativeBias(num_buckets=6, max_distance=12, bidirectional=False)
@@ -54,6 +56,26 @@ def test_no_races_and_nothing_read_before_it_is_written(backward):
         got = jax.jit(lambda *inputs: f(*inputs))(q, k, v, extra)
     for actual, expected in zip(*map(jax.tree.leaves, (got, want)), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_group_cut_for_vmem_gives_what_the_whole_gives(monkeypatch):
+    """Two groups that read one key head, each with its part of the key's gradient, in blocks of two sizes."""
+    relative = RelativeBias(num_buckets=6, max_distance=12, bidirectional=False)
+    call = Call(Mask(causal=True, window=20), 0.3, softcap=5.0, aligned=True, relative=relative)
+    *inputs, d_out = draw(v_dim=8)
+    extra = Extra(jnp.linspace(-1, 1, HEADS), jnp.asarray(np.random.default_rng(1).standard_normal((6, HEADS))))
+    results = []
+    for heads in (HEADS // KV_HEADS, 1):
+        monkeypatch.setattr(splash.policy, "choose", lambda *_, heads=heads: Blocks(8, 16, heads, 0))
+
+        def run(*inputs):
+            return splash.attend(call, *inputs[:3], Where(positions(), positions()), inputs[3])
+
+        results.append(jax.jit(functools.partial(with_gradients, run, d_out=d_out))(*inputs, extra))
+    whole, cut = map(jax.tree.leaves, results)
+    for actual, expected in zip(cut, whole, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
 
 
 def shipped_attention(mask, segments, q, k, v, block):
@@ -75,20 +97,20 @@ def shipped_attention(mask, segments, q, k, v, block):
 @pytest.mark.parametrize("window", [None, 100])
 def test_as_exact_as_the_kernel_that_jax_ships(window):
     """Each against float32 arithmetic of the same bfloat16 numbers: packed, grouped heads, keys wider than values."""
-    length, scale = 256, 0.25
+    length, scale, block = 512, 0.25, 256
     mask = shipped_masks.CausalMask((length, length))
     if window is not None:
         mask = shipped_masks.LocalMask((length, length), (window - 1, 0), 0)
-    segments = jnp.asarray(np.stack([np.repeat([0, 1], [100, 156]), np.repeat([0, 1], [201, 55])]), jnp.int32)
+    segments = jnp.asarray(np.stack([np.repeat([0, 1], [100, 412]), np.repeat([0, 1], [301, 211])]), jnp.int32)
     where = Where(positions(length), positions(length), segments, segments)
     *inputs, d_out = draw(jnp.bfloat16, length, dim=48, v_dim=32)
-    call = Call(Mask(causal=True, window=window), scale, aligned=True, block=128)
+    call = Call(Mask(causal=True, window=window), scale, aligned=True, block=block)
 
     def ours(q, k, v):
         return splash.attend(call, q, k, v, where)
 
     def theirs(q, k, v):
-        return shipped_attention(mask, segments, q * scale, k, v, 128)
+        return shipped_attention(mask, segments, q * scale, k, v, block)
 
     exact = with_gradients(ours, *(x.astype(jnp.float32) for x in inputs), d_out=d_out.astype(jnp.float32))
     errors = {}

@@ -56,7 +56,7 @@ def test_gradient_flows_from_the_past_only(family):
     check_reach(net, common.params(family), common.LENGTH)
 
 
-@pytest.mark.parametrize("family", WINDOWED)
+@pytest.mark.parametrize("family", common.often({"gemma3", "gpt_oss"}, WINDOWED))
 def test_receptive_field_of_windows_alone(family):
     """With every layer's window in force the model reaches back the sum of window - 1, and not a token further."""
     spec = common.tiny_spec(family)

@@ -13,7 +13,9 @@ from transformer.nn.context import Source
 
 SIZE = 13  # of a document: more than a tiny window
 SOURCE_SIZE = 11  # of its source
+# As the packed batch has them, whose program runs these.
 ROWS, LENGTH = 8, common.LENGTH
+SOURCE_LENGTH = LENGTH + 8
 
 
 def documents(family: str) -> tuple[np.ndarray, np.ndarray]:
@@ -30,11 +32,12 @@ def lay_out_sources(family: str, places: list[tuple[int, int, int, int]]) -> Sou
     """The sources in the rows of their documents, one column further left."""
     if not common.reads_source(family):
         return None
-    tokens, segments = common.random_tokens(family, ROWS, LENGTH, seed=9), np.zeros((ROWS, LENGTH), np.int32)
+    tokens = common.random_tokens(family, ROWS, SOURCE_LENGTH, seed=9)
+    segments = np.zeros_like(tokens)
     for row, column, document, segment in places:
         where = row, slice(max(column - 1, 0), max(column - 1, 0) + SOURCE_SIZE)
         tokens[where], segments[where] = sources(family)[document], segment
-    return Source(tokens, None, segments)
+    return Source(tokens, common.positions_of(segments), segments)
 
 
 def lay_out(family: str, places: list[tuple[int, int, int, int]]) -> Batch:
@@ -45,7 +48,8 @@ def lay_out(family: str, places: list[tuple[int, int, int, int]]) -> Batch:
         where = row, slice(column, column + SIZE)
         tokens[where], targets[where] = (part[document] for part in documents(family))
         segments[where], weights[where] = segment, 1
-    return Batch(tokens, targets, weights, None, segments, lay_out_sources(family, places))
+    positions = common.positions_of(segments)
+    return Batch(tokens, targets, weights, positions, segments, lay_out_sources(family, places))
 
 
 def without_padding(family: str) -> Batch:
@@ -94,19 +98,19 @@ def padded(family: str, side: str, *, content: int = 0, mates: int = 1) -> Batch
     weights = np.zeros(tokens.shape, np.float32)
     weights[0, here] = 1
     source = padded_source(family, side, content, mates) if common.reads_source(family) else None
-    return Batch(tokens, targets, weights, positions, source=source)
+    return Batch(tokens, targets, weights, positions, np.ones_like(tokens), source)
 
 
 def padded_source(family: str, side: str, content: int, mates: int) -> Source:
     """The source of document A padded on one side, among rows of full length."""
-    size, tokens = 21, common.random_tokens(family, ROWS, LENGTH, seed=50 + mates)
-    tokens[0] = common.random_tokens(family, 1, LENGTH, seed=60 + content)[0]
-    start = 0 if side == "right" else LENGTH - size
-    positions = np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1))
+    size, tokens = 21, common.random_tokens(family, ROWS, SOURCE_LENGTH, seed=50 + mates)
+    tokens[0] = common.random_tokens(family, 1, SOURCE_LENGTH, seed=60 + content)[0]
+    start = 0 if side == "right" else SOURCE_LENGTH - size
+    positions = np.tile(np.arange(SOURCE_LENGTH, dtype=np.int32), (ROWS, 1))
     positions[0] = -1
     positions[0, start : start + size] = np.arange(size)
     tokens[0, start : start + size] = common.random_tokens(family, 1, size, seed=70)[0]
-    return Source(tokens, positions)
+    return Source(tokens, positions, np.ones_like(tokens))
 
 
 @pytest.mark.parametrize("family", common.FAMILIES)
@@ -124,8 +128,10 @@ def test_padding_and_batch_mates_change_nothing(family):
         jax.tree.map(np.testing.assert_array_equal, result(other), want)
     common.assert_same(result(padded(family, "left")), want)
     # Padding said by segment 0 is padding said by position -1.
-    by_segment = right._replace(positions=None, segment_ids=(right.positions >= 0).astype(np.int32))
+    segments = (right.positions >= 0).astype(np.int32)
+    by_segment = right._replace(positions=np.maximum(right.positions, 0), segment_ids=segments)
     if right.source is not None:
         segments = (right.source.positions >= 0).astype(np.int32)
-        by_segment = by_segment._replace(source=Source(right.source.tokens, None, segments))
+        source = Source(right.source.tokens, np.maximum(right.source.positions, 0), segments)
+        by_segment = by_segment._replace(source=source)
     common.assert_same(result(by_segment), want)

@@ -92,7 +92,7 @@ def batch(built: spec.Model) -> common.Batch:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_mechanism_at_once_runs_the_same_in_every_way(name):
-    """By another body of attention in blocks, with remat and small chunks, and on a mesh."""
+    """By another body of attention in blocks, with remat and small chunks, on a mesh."""
     built = MODELS[name]
     base, rows = Transformer(built, Compute(attention="reference")), batch(built)
     params = random_params(base)
@@ -102,11 +102,10 @@ def test_every_mechanism_at_once_runs_the_same_in_every_way(name):
         if not quiet & {entry.key for entry in path}:
             assert np.abs(gradient).max() > 0, jax.tree_util.keystr(path)
     other = Transformer(built, Compute(attention="blockwise", attention_block=16, remat="dots", loss_chunk=128))
-    common.assert_same(common.objective(other)(params, rows), want)
     mesh = sharding.make_mesh(Mesh(data=2, fsdp=2, tensor=2))
-    placed = jax.device_put(params, common.shardings(base, mesh))
+    placed = jax.device_put(params, common.shardings(other, mesh))
     with jax.set_mesh(mesh):
-        got = common.objective(base)(placed, jax.device_put(rows, sharding.batch_sharding(mesh)))
+        got = common.objective(other)(placed, jax.device_put(rows, sharding.batch_sharding(mesh)))
     common.assert_same(jax.device_get(got), want)
 
 
@@ -128,7 +127,7 @@ def test_decoding_equals_the_full_forward(built, dtype):
         want = apply(net, params, rows.tokens, **first)
     positions, state = np.tile(np.arange(40), (4, 1)), cache.init(built.decoder, 4, 40, dtype, source_length=26)
     got = []
-    for start, stop in ((0, 13), (13, 20), *((i, i + 1) for i in range(20, 40))):
+    for start, stop in ((0, 10), (10, 20), *((i, i + 1) for i in range(20, 40))):
         here = slice(start, stop)
         x, state = apply(net, params, rows.tokens[:, here], positions[:, here], cache=state, **first, method="features")
         got.append(apply(net, params, x, method="logits"))

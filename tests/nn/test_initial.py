@@ -40,7 +40,11 @@ def test_scale_of_the_initial_parameters():
     assert np.abs(body[0] - body[1]).max() > 0, "repeats must not start alike"
 
 
-@pytest.mark.parametrize("family", common.FAMILIES)
+# Post-norm and pre-norm, scaled and plain embeddings, tied heads and not, experts, latents, two stacks.
+VARIED = {"bert", "deepseek_v3", "gemma3", "marian", "t5"}
+
+
+@pytest.mark.parametrize("family", common.often(VARIED))
 def test_initial_model_predicts_almost_uniformly(family):
     net = common.model(family)
     batch = common.packed_batch(family)

@@ -73,3 +73,24 @@ def test_branches_that_differ_are_refused():
     with pytest.raises(ValueError, match="branches"):
         matmul_flops(lambda x: jax.lax.cond(x[0, 0] > 0, lambda c: c @ c, lambda c: c, x), SQUARE)
     assert matmul_flops(lambda x: jax.lax.cond(x[0, 0] > 0, lambda c: c @ c, lambda c: c @ c.T, x), SQUARE) == ONCE
+
+
+def test_remat_computes_no_named_point_again():
+    """What is kept by name costs no second forward: the attention body, a projection, a feed-forward's two."""
+    rows, length, block = 2, 64, 16
+    flops, kept = {}, {"nothing": (), "body": ("attended",), "query": ("q",), "hidden": ("ffn_up", "ffn_gate")}
+    for case, names in kept.items():
+        how = dict(remat="names", remat_names=names) if names else dict(remat="full")
+        net = model("llama3", attention="blockwise", attention_block=block, **how)
+
+        def loss(params, tokens, net=net):
+            return net.apply({"params": params}, tokens, tokens, method="token_losses").mean()
+
+        tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+        flops[case] = matmul_flops(jax.grad(loss), shapes(net), tokens)
+    layers, mixer, ffn = len(net.spec.layers), net.spec.layers[0].mixer, net.spec.layers[0].ffn
+    heads, products = mixer.num_heads * mixer.head_dim, 2 * rows * length * net.spec.d_model
+    pairs = (length // block) * (length // block + 1) // 2
+    assert flops["nothing"] - flops["body"] == layers * pairs * 2 * (2 * rows * heads * block * block)
+    assert flops["nothing"] - flops["query"] == layers * products * heads
+    assert flops["nothing"] - flops["hidden"] == layers * products * 2 * ffn.d_ff

@@ -15,13 +15,13 @@ from transformer.ops import balance as ops
 from transformer.settings import Balance, Mesh, SettingsError
 from transformer.training import balance
 from transformer.training import step as steps
-from transformer.training.optimizer import make_optimizer
 from transformer.training.state import init_state
 
 ALL = Balance(auxiliary=0.3, sequence=0.2, z=0.1)
 CORRECTED, PLAIN = "deepseek_v3", "mixtral"  # sigmoid scores, groups and a correction; a softmax
 
 
+@functools.cache
 def gradient(family: str, accumulate: int, settings: Balance):
     net, batch = common.model(family), a_batch(common.tiny_spec(family).vocab_size)
     run = jax.jit(lambda params: steps.gradients(net, params, batch, accumulate, settings))
@@ -64,20 +64,21 @@ def test_penalty_weighs_each_loss_and_layer_by_itself():
         np.testing.assert_allclose(balance.penalty(Balance(**{name: 2.0}), layers, shares), 2 * value, rtol=1e-5)
 
 
-def run_steps(family: str, mesh: jax.sharding.Mesh, settings: Balance, accumulate: int = 1, steps_: int = 2, **compute):
+def run_steps(family: str, mesh: jax.sharding.Mesh, settings: Balance, accumulate: int = 1):
+    """The state after two steps, and the metrics of the second."""
     page = config.load_config(f"{family}:tiny")
     page.data.seq_len, page.data.batch_size = 24, 8
     page.optimizer.warmup_steps = 0
     page.train.update({"steps": 10, "accumulate": accumulate})
     page.balance.update(vars(settings))
-    page.compute.update(dict(experts="grouped") | compute)
+    page.compute.experts = "grouped"
     run = config.resolve(page)
     net = Transformer(run.spec, run.settings.compute)
-    state = init_state(net, make_optimizer(net, run.settings), 0, mesh)
+    state = init_state(net, run.settings, mesh)
     place = sharding.batch_sharding(mesh)
     with jax.set_mesh(mesh):
         train_step = jax.jit(steps.make_train_step(net, run.settings))
-        for seed in range(steps_):
+        for seed in range(2):
             state, values = train_step(state, jax.device_put(a_batch(run.spec.vocab_size, seed), place))
     return state, values
 
@@ -97,7 +98,7 @@ def on_one_device():
     ("sizes", "accumulate"),
     [
         pytest.param(dict(data=2, fsdp=1, expert=2), 2, marks=pytest.mark.slow),
-        (dict(data=1, fsdp=2, expert=1, tensor=2), 1),
+        (dict(data=1, context=2, tensor=2), 1),
     ],
 )
 def test_correction_is_the_same_on_all_devices_and_however_the_batch_is_cut(sizes, accumulate):
@@ -124,9 +125,11 @@ def test_correction_moves_once_a_step_and_by_nothing_else():
 
 
 def test_dropped_tokens_are_reported():
-    mesh = sharding.make_mesh(Mesh(), jax.devices()[:1])
-    _, values = run_steps(PLAIN, mesh, Balance(), steps_=1, experts="capacity", expert_capacity=0.25)
-    for layer in values["experts"].values():
+    net = common.model(PLAIN, experts="capacity", expert_capacity=0.25)
+    batch = a_batch(net.spec.vocab_size)
+    _, sums = jax.jit(lambda params: steps.loss_sums(net, params, batch))(common.params(PLAIN))
+    assert sums["loads"]
+    for layer in balance.metrics(sums["loads"]).values():
         assert (layer["dropped"] > 0.05).all() and (layer["dropped"] < 1).all()
 
 

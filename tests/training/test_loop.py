@@ -60,7 +60,8 @@ def straight(corpus, tmp_path_factory):
     return train(config.resolve(a_config(corpus)), workdir, quiet=True), workdir
 
 
-@pytest.mark.parametrize("stop_at", [1, 3, 4, 8])
+# Before anything was saved or evaluated, at an evaluation; and, where both have been, at a checkpoint.
+@pytest.mark.parametrize("stop_at", [1, 4, *(pytest.param(step, marks=pytest.mark.slow) for step in (3, 8))])
 def test_stopped_and_resumed_is_the_straight_run(corpus, straight, tmp_path, monkeypatch, stop_at):
     expected, straight_dir = straight
     run = config.resolve(a_config(corpus))
@@ -200,6 +201,14 @@ def test_mistakes_are_named_before_anything_is_written(corpus, tmp_path, field, 
     group, name = field.split(".")
     page[group][name] = value
     with pytest.raises(error, match=match):
+        train(config.resolve(page), tmp_path / "new", quiet=True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_rows_that_the_mesh_cannot_split_are_refused_before_anything_is_written(corpus, tmp_path):
+    page = a_config(corpus)
+    page.mesh.context, page.data.seq_len = 4, 36
+    with pytest.raises(ShardingError, match=r"data\.seq_len=36: mesh\.context=4 cuts rows into 8 parts"):
         train(config.resolve(page), tmp_path / "new", quiet=True)
     assert not (tmp_path / "new").exists()
 

@@ -16,7 +16,8 @@ from transformer import families, spec
 from transformer.checkpoints import weights
 from transformer.checkpoints.tensors import CheckpointError, TensorFiles, block_of
 from transformer.families import _hf
-from transformer.settings import SettingsError, check, from_mapping
+from transformer.mapping import from_mapping
+from transformer.settings import SettingsError, check
 from transformer.tokenizer import Tokenizer
 
 INDEX = "model.safetensors.index.json"

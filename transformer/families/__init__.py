@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from transformer.settings import SettingsError, check, from_mapping
+from transformer.mapping import from_mapping
+from transformer.settings import SettingsError, check
 from transformer.spec import Model, Origin, SpecError
 
 # Dimensions that are divided by, or counted, in every family that has them.

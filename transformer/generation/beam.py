@@ -14,6 +14,7 @@ import numpy as np
 
 from transformer.generation.beam_steps import Rules, Texts, search
 from transformer.generation.decode import NOTHING, Plan, read_all
+from transformer.generation.layout import for_decoding
 from transformer.generation.prompts import Batch, bucket, make_batches
 from transformer.generation.tokens import (
     BATCH_SIZE,
@@ -98,6 +99,7 @@ def beam_search(
     if len(prompts) == 0:
         return []
     size = max(1, BATCH_SIZE // most) if batch_size is None else batch_size
+    model = for_decoding(model)
     batches = make_batches(model, prompts, max_new_tokens, 0, size, prefill_chunk, prefixes)
     check_whole(model, prompts, both_ways, prefill_chunk)
     ends = end_ids(make_rows(model, 1, max_new_tokens, eos_ids, None))

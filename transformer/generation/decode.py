@@ -283,8 +283,8 @@ def pin_cache(model: Transformer, cache: caches.StackCache) -> caches.StackCache
 
     def pin_layer(cache: caches.KVCache) -> caches.KVCache:
         lead = (ax.LAYERS,) * (cache.positions.ndim - 2)
-        slots = (*lead, ax.BATCH, ax.ACT_HEADS, ax.LENGTH)
-        names = {"keys": (*slots, None), "values": (*slots, None), "positions": (*lead, ax.BATCH, ax.LENGTH)}
+        slots = (*lead, ax.BATCH, ax.ACT_HEADS, None)
+        names = {"keys": (*slots, None), "values": (*slots, None), "positions": (*lead, ax.BATCH, None)}
         names |= {name: slots for name in ("key_scales", "value_scales") if getattr(cache, name) is not None}
         pinned = {name: sharding.constrain(getattr(cache, name), axes, rules) for name, axes in names.items()}
         return dataclasses.replace(cache, **pinned)

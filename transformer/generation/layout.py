@@ -17,6 +17,11 @@ from transformer.nn.parameter import Named
 from transformer.ops import products
 
 
+def for_decoding(model: Transformer) -> Transformer:
+    """The same model, laid out over a mesh as single tokens ask for: rows are split, and no length is."""
+    return model.clone(compute=dataclasses.replace(model.compute, rules="decode"))
+
+
 def unrolled(model: Transformer) -> Transformer:
     """The same model with no layer repeated; its parameters are those of `unroll`."""
     return model.clone(spec=dataclasses.replace(model.spec, decoder=model.spec.decoder.unrolled))

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from transformer.generation.decode import Plan, Read, absorb, begin, pin_cache, pin_read
+from transformer.generation.layout import for_decoding
 from transformer.generation.prompts import bucket, check_alone, check_writes, make_batches
 from transformer.generation.text import Stream, Text, write
 from transformer.generation.tokens import (
@@ -64,7 +65,7 @@ class Session:
         check_alone(model.spec, "a conversation goes on in one text")
         check(capacity >= 1, "capacity", capacity, "use at least 1")
         check(chunk >= 1, "prefill_chunk", chunk, "use at least 1")
-        self._model, self._params = model, params
+        self._model, self._params = for_decoding(model), params
         self._windows = any(block.mixer.mask.window is not None for block in model.spec.decoder.layers)
         self._chunk, self._cache_dtype = chunk, choose_cache_dtype(model, cache_dtype)
         self._plan = self._sized(capacity)

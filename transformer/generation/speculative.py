@@ -8,6 +8,7 @@ import numpy as np
 
 from transformer.generation.decode import MAX_STEPS, Plan
 from transformer.generation.drafts import Draft, OtherModel, OwnModule
+from transformer.generation.layout import for_decoding
 from transformer.generation.prompts import Batch, check_alone, check_writes, make_batches
 from transformer.generation.rounds import prefill, run
 from transformer.generation.tokens import (
@@ -96,6 +97,7 @@ def speculate(
     """
     check_writes(model.spec)
     check_alone(model.spec, "a draft guesses what follows a text")
+    model = for_decoding(model)
     guesser, draft_params = _draft(model, params, draft)
     check(draft_tokens >= 1, "draft_tokens", draft_tokens, "use at least 1")
     penalty = sampling.repetition_penalty
@@ -129,7 +131,7 @@ def _draft(model: Transformer, params: dict, draft: tuple[Transformer, dict] | N
     check(alone, "draft", "a model with an encoder", "use one of a decoder alone, as the model is")
     other, size = draft[0].spec.vocab_size, model.spec.vocab_size
     check(other == size, "draft", f"a model of {other} tokens", f"use one of the model's own vocabulary of {size}")
-    return OtherModel(draft[0]), draft[1]
+    return OtherModel(for_decoding(draft[0])), draft[1]
 
 
 def _run(models: tuple, batch: Batch, rows: list[Row], limit: int, method: Method, plan: Plan) -> Statistics:

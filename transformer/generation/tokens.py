@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from transformer.generation.decode import MAX_STEPS, NOTHING, Drawn, Plan, State, decode, prefill
+from transformer.generation.layout import for_decoding
 from transformer.generation.prompts import Batch, check_alone, make_batches
 from transformer.nn.model import Transformer
 from transformer.ops.cache import CACHE_DTYPES, CacheDType
@@ -81,6 +82,7 @@ def generate(
     """
     if len(prompts) == 0:
         return []
+    model = for_decoding(model)
     batches = make_batches(model, prompts, max_new_tokens, seed, batch_size, prefill_chunk, prefixes)
     check_whole(model, prompts, both_ways, prefill_chunk)
     cache_dtype = choose_cache_dtype(model, cache_dtype)

@@ -1,7 +1,8 @@
 """Sizes of the blocks in which splash attention works, for each chip: as large as pays and as VMEM holds.
 
 Nothing here was timed on a TPU. `vmem_bytes` is held against the compiler (`benchmarks/attention_kernels.py`,
-docs/kernels.md); `seconds` ranks the sizes that fit, by published peak rates and a fixed price of a step.
+docs/kernels.md); `seconds` ranks the sizes that fit, by published peak rates, the length of schedules that the compiler
+made, and a fixed price of a step.
 """
 
 import functools
@@ -17,9 +18,10 @@ SIZES = (128, 256, 512, 1024)
 MOST_PAIRS = 512 * 1024  # of a block: scores of more don't pay for their room
 MOST_HEADS = 16
 LEAST = 14 * MiB  # allowed to any kernel, so that small ones need no exact sum
-# Assumptions: what a step of a grid costs beside its work, the part of the peak that products reach, and by what factor
-# times have to differ to count.
-STEP_SECONDS, MXU_PART, SLACK = 0.35e-6, 0.7, 1.2
+# Assumptions: what a step of a grid costs beside its work, and by what factor times have to differ to count.
+STEP_SECONDS, SLACK = 0.35e-6, 1.1
+# What a score costs the vector units, and a row that keeps a running softmax: from the compiler's schedules for v5e.
+PAIR_SECONDS, ROW_SECONDS = 1.6e-12, 0.3e-9
 
 
 @dataclass(frozen=True)
@@ -95,19 +97,31 @@ def _best(kind: str, shape: Shape, mask: Mask, backward: bool, block: int | None
     heads = [n for n in range(1, min(shape.group, MOST_HEADS) + 1) if shape.group % n == 0]
     choices = [(*size, n) for n in heads for size in sizes]
     fitting = [c for c in choices if vmem_bytes(replace(shape, group=c[2]), *c[:2], backward) <= room]
-    times = {c: seconds(chip, shape, mask, *c) for c in fitting or choices[:1]}
+    times = {c: seconds(chip, shape, mask, *c, backward) for c in fitting or choices[:1]}
     # Of times that the model can't tell apart, the one with the least work.
     near = [c for c, time in times.items() if time <= SLACK * min(times.values())]
     return min(near, key=lambda c: (visited(mask, shape.q_length, shape.k_length, *c[:2]) * c[0] * c[1], times[c]))
 
 
-def seconds(chip: Chip, shape: Shape, mask: Mask, q_block: int, k_block: int, heads: int) -> float:
-    """A kernel's time for one row and one key head, as far as sizes change it."""
+def seconds(
+    chip: Chip, shape: Shape, mask: Mask, q_block: int, k_block: int, heads: int, backward: bool = False
+) -> float:
+    """A pass's time for one row and one key head, as far as sizes change it.
+
+    A visit is bound by products, by the softmax or by loads of keys and values, whichever takes longest.
+    """
     visits = visited(mask, shape.q_length, shape.k_length, q_block, k_block) * (shape.group // heads)
-    flops = 2 * heads * q_block * k_block * (shape.dim + shape.v_dim)
-    loaded = k_block * (shape.dim + shape.v_dim) * shape.itemsize
-    rate = chip.flops * MXU_PART / (1 if shape.itemsize == 2 else 3)
-    return visits * (STEP_SECONDS + max(flops / rate, loaded / chip.bandwidth))
+    rows, dims = heads * q_block, shape.dim + shape.v_dim
+    rate = chip.flops / (1 if shape.itemsize == 2 else 3)
+    softmax = rows * k_block * PAIR_SECONDS
+    loads = k_block * dims * shape.itemsize / chip.bandwidth
+
+    def visit(products: int, of_rows: float) -> float:
+        return STEP_SECONDS + max(2 * rows * k_block * products / rate, softmax + of_rows, loads)
+
+    if not backward:
+        return visits * visit(dims, rows * ROW_SECONDS)
+    return visits * (visit(dims + shape.dim, 0) + visit(2 * dims, 0))
 
 
 def visited(mask: Mask, q_length: int, k_length: int, q_block: int, k_block: int) -> int:
@@ -134,7 +148,7 @@ def _forward_bytes(s: Shape, q_block: int, k_block: int) -> int:
     dims = _lanes(s.dim) + _lanes(s.v_dim)
     moving = s.group * q_block * (dims * s.itemsize + _row(1)) + k_block * dims * s.itemsize
     kept = s.group * q_block * (_lanes(s.v_dim) + 2 * 128) * 4
-    return 2 * (moving + _fields(q_block, k_block)) + kept + _scores(s, q_block, k_block, 4)
+    return 2 * (moving + _fields(q_block, k_block)) + kept + _columns(q_block) + _scores(s, q_block, k_block, 4)
 
 
 def _queries_bytes(s: Shape, q_block: int, k_block: int) -> int:
@@ -158,6 +172,11 @@ def _scores(s: Shape, q_block: int, k_block: int, arrays: int) -> int:
 
 def _fields(q_block: int, k_block: int) -> int:
     return (q_block + k_block) * _row(3)
+
+
+def _columns(block: int) -> int:
+    """Positions, segments and orders of the outer block's tokens, each in all lanes of a register."""
+    return block * 3 * 128 * 4
 
 
 def _row(count: int) -> int:

@@ -93,6 +93,7 @@ def attend(
     scalars = Scalars(layer.reshape(1), steps.reshape(1), counts, numbers, where.q_positions.reshape(-1))
     arrays = _arrays(call, sizes, q, cache, where, extra, positions)
     specs = _specs(sizes, blocks, arrays)
+    arrays = arrays if interpret else _in_hbm(arrays)
     out, *log_total = _pallas_call(call, sizes, blocks, length, splits, steps, specs, interpret)(scalars, arrays)
     out = _merge(out, *log_total) if splits > 1 else out[:, :, 0]
     out = out[:, :, : num_heads // sizes.heads * length].reshape(batch, sizes.heads, -1, length, sizes.value)
@@ -140,6 +141,14 @@ def _arrays(call: Call, sizes: Sizes, q, cache: KVCache, where: Where, extra: Ex
         sinks=sinks,
         bias=bias,
     )
+
+
+def _in_hbm(arrays: Arrays) -> Arrays:
+    """The cache pinned where it lies: else XLA on 7x copies one that is small, all layers of it, to VMEM first."""
+    kept = ("keys", "values", "key_scales", "value_scales")
+    held = {name: getattr(arrays, name) for name in kept if getattr(arrays, name) is not None}
+    pinned = {name: pltpu.with_memory_space_constraint(array, pltpu.HBM) for name, array in held.items()}
+    return arrays._replace(**pinned)
 
 
 def _specs(sizes: Sizes, blocks: Blocks, arrays: Arrays) -> Arrays:

@@ -50,9 +50,13 @@ class Sizes:
         """Widths of the arrays that hold keys and values."""
         return (self.key,) if self.shares else (self.key, self.value)
 
-    def cache_bytes(self) -> int:
-        """Bytes of the keys, values, scales and positions of all rows: what a call reads at most, lanes unpadded."""
-        slot = sum(self.features) * self.kept.itemsize + 4 * len(self.features) * self.scaled
+    def cache_bytes(self, padded: bool = False) -> int:
+        """Bytes of the keys, values, scales and positions of all rows: what a call reads at most.
+
+        `padded`: with the lanes that features leave empty, which lie in HBM and are loaded like any other.
+        """
+        width = sum(_up(width, LANES) for width in self.features) if padded else sum(self.features)
+        slot = width * self.kept.itemsize + 4 * len(self.features) * self.scaled
         return self.batch * self.slots * (self.heads * slot + 4)
 
 
@@ -104,7 +108,7 @@ def cost(sizes: Sizes) -> pl.CostEstimate:
     ends = sizes.batch * sizes.heads * sizes.rows * (sizes.key + sizes.value) * sizes.computed.itemsize
     return pl.CostEstimate(
         flops=2 * scores * (sizes.key + sizes.value),
-        bytes_accessed=sizes.cache_bytes() + ends + 4 * scores * sizes.biased,
+        bytes_accessed=sizes.cache_bytes(padded=True) + ends + 4 * scores * sizes.biased,
         transcendentals=scores,
     )
 

@@ -33,18 +33,16 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float, Int
 
 from transformer.kernels import visits
+from transformer.kernels.registers import LANES, column, dot, folded, of_each_head, rows, wide
 from transformer.kernels.visits import FIRST, LAST, WORK, Visits
 from transformer.ops import relative_bias
-from transformer.ops.mask import sees
+from transformer.ops.mask import BLIND, sees
 from transformer.spec import Mask, RelativeBias
 
 # A masked score lies so far below the lowest running maximum that it weighs exactly 0, in rows that see nothing too.
 MASKED = -1e30
 LOWEST = -1e29
-LANES = 128
 LOG2E = math.log2(math.e)
-# Heads of a group up to which their work is laid out one after the other; more run in a loop.
-UNROLLED_HEADS = 4
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ def forward(
     sinks: Float[Array, " N"] | None,
     table: Float[Array, "N R"] | None,
 ) -> tuple[Float[Array, "B K G T Hv"], Float[Array, "B K G 1 T"]]:
-    """Attention and the log of each query's softmax denominator, 0 where it sees nothing.
+    """Attention and the log of each query's softmax denominator, `BLIND` where it sees nothing.
 
     T and S are multiples of the blocks. `walk` is query-major. On TPUs blocks are multiples of 128. Where q has more
     key heads than k and v, a group too large for VMEM was cut into several, which read the same key head.
@@ -121,7 +119,8 @@ def forward(
     batch, kv_heads, group, length, dim = q.shape
     v_dim = v.shape[-1]
     at = Places(x, walk, kv_heads // k.shape[1], query_major=True)
-    accumulators = [(group, x.q_block, width) for width in (v_dim, LANES, LANES)]
+    # Sums of weights stay apart in lanes until the last visit; interpreted blocks may be of fewer.
+    accumulators = [(group, x.q_block, width) for width in (v_dim, LANES, math.gcd(x.k_block, LANES))]
     call = pl.pallas_call(
         functools.partial(_kernel, x, at),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -129,7 +128,10 @@ def forward(
             grid=(batch, kv_heads, walk.steps),
             in_specs=[*at.blocks(group, dim, v_dim, len(x.fields)), scalars(sinks), scalars(table)],
             out_specs=[at.q(group, x.q_block, v_dim), at.q(group, 1, x.q_block, rows=True)],
-            scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in accumulators],
+            scratch_shapes=[
+                *(pltpu.VMEM(shape, jnp.float32) for shape in accumulators),
+                pltpu.VMEM((len(x.fields), x.q_block, LANES), jnp.int32),
+            ],
         ),
         out_shape=[
             jax.ShapeDtypeStruct((*q.shape[:-1], v_dim), q.dtype),
@@ -139,11 +141,11 @@ def forward(
         name="splash_forward",
         **compiled_for(x),
     )
-    return call(walk.codes.reshape(-1), q, k, v, q_rows, k_rows, sinks, _flat(table))
+    return call(walk.codes.reshape(-1), q, k, v, q_rows, k_rows, sinks, flat(table))
 
 
 def _kernel(
-    x: Splash, at: "Places", codes, q, k, v, q_rows, k_rows, sinks, table, out, log_total, acc, top, total
+    x: Splash, at: "Places", codes, q, k, v, q_rows, k_rows, sinks, table, out, log_total, acc, top, total, q_columns
 ) -> None:
     group, code = q.shape[0], codes[at.step(pl.program_id(0), pl.program_id(2))]
     first_head = pl.program_id(1) * group
@@ -151,15 +153,18 @@ def _kernel(
 
     @pl.when(code & FIRST != 0)
     def _():
+        # Once for all visits of the queries; backward, products hide it.
+        for f, row in enumerate(rows(q_rows)):
+            q_columns[f] = column(row)
         acc[...] = jnp.zeros_like(acc)
         for g in range(group):
             # A learned sink is a key of value 0.
             top[g] = jnp.full(top.shape[1:], LOWEST if sinks is None else sinks[first_head + g] / x.unit)
-            total[g] = jnp.full(total.shape[1:], 0.0 if sinks is None else 1.0)
+            total[g] = jnp.full(total.shape[1:], 0.0 if sinks is None else 1.0 / total.shape[2])
 
     @pl.when(code & WORK != 0)
     def _():
-        queries, keys = columns(q_rows), rows(k_rows)
+        queries, keys = [wide(q_columns[f], x.k_block) for f in range(len(x.fields))], rows(k_rows)
         seen, bucket = x.seen(queries, keys), x.buckets(queries, keys)
 
         @of_each_head(group)
@@ -171,18 +176,19 @@ def _kernel(
             weights = jnp.exp2((scores - wide(new, x.k_block)) * exponent)
             fade = jnp.exp2((old - new) * exponent)
             top[g] = new
-            total[g] = total[g] * fade + jnp.sum(weights, axis=1, keepdims=True)
+            total[g] = total[g] * fade[:, : total.shape[2]] + folded(weights, total.shape[2])
             acc[g] = acc[g] * wide(fade, v.shape[-1]) + dot(weights.astype(v.dtype), v[...], 1, 0)
 
     @pl.when(code & LAST != 0)
     def _():
         @of_each_head(group)
         def _(g):
-            blind = total[g] == 0
-            whole = jnp.where(blind, 1, total[g])
+            whole = jnp.broadcast_to(jnp.sum(total[g], axis=1, keepdims=True), top.shape[1:])
+            blind = whole == 0
+            whole = jnp.where(blind, 1, whole)
             out[g] = (acc[g] / wide(whole, v.shape[-1])).astype(out.dtype)
-            log = jnp.where(blind, 0, top[g] * x.unit + jnp.log(whole))
-            log_total[g] = log[:, :1].reshape(1, -1)
+            log = jnp.where(blind, BLIND, top[g] * x.unit + jnp.log(whole))
+            log_total[g] = log.T[:1]
 
 
 @dataclass(frozen=True)
@@ -247,34 +253,5 @@ def cost(x: Splash, walk: Visits, q: Array, k: Array, v: Array, products: tuple[
     return pl.CostEstimate(flops=flops, transcendentals=pairs, bytes_accessed=size)
 
 
-def of_each_head(group: int):
-    """Runs a function for every head of a group."""
-
-    def run(body) -> None:
-        jax.lax.fori_loop(0, group, lambda g, _: body(g), None, unroll=group <= UNROLLED_HEADS)
-
-    return run
-
-
-def dot(a: Array, b: Array, a_axis: int, b_axis: int) -> Float[Array, "r c"]:
-    """A product over one axis each, in float32."""
-    return jax.lax.dot_general(a, b, (((a_axis,), (b_axis,)), ((), ())), preferred_element_type=jnp.float32)
-
-
-def wide(x: Float[Array, "r LANES"], width: int) -> Float[Array, "r width"]:
-    """More or fewer of columns that are all the same."""
-    return jnp.tile(x, (1, -(-width // LANES)))[:, :width]
-
-
-def rows(ref) -> list[Int[Array, "1 n"]]:
-    """The fields of a block's tokens, along lanes."""
-    return [ref[f] for f in range(ref.shape[0])]
-
-
-def columns(ref) -> list[Int[Array, "n 1"]]:
-    """The fields of a block's tokens, along sublanes."""
-    return [row.reshape(-1, 1) for row in rows(ref)]
-
-
-def _flat(table: Float[Array, "N R"] | None) -> Float[Array, " NR"] | None:
+def flat(table: Float[Array, "N R"] | None) -> Float[Array, " NR"] | None:
     return None if table is None else table.reshape(-1)

@@ -4,18 +4,19 @@ import math
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from transformer import axes as ax
 from transformer import spec
 from transformer.nn.context import Context
 from transformer.nn.parameter import parameter
-from transformer.nn.projection import Norm, Projection, capture, capturing
+from transformer.nn.projection import Norm, Projection, capture, capturing, point
 from transformer.ops import attention, cached_attention, relative_bias, rope
 from transformer.ops.attention import Extra, Where, reference
 from transformer.ops.cache import KVCache, extend
 from transformer.settings import Compute
-from transformer.sharding import constrain
+from transformer.sharding import constrain, into_branch, into_stream
 
 HEADS = (ax.BATCH, ax.LENGTH, ax.ACT_HEADS, None)
 
@@ -37,6 +38,7 @@ class Attention(nn.Module):
         self, x: Float[Array, "B T D"], context: Context, cache: KVCache | None
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
         s, rules = self.spec, self.compute.rules
+        x = into_branch(x, rules)
         # Scores start of unit variance, whatever they are multiplied by.
         q = self._heads(x, "query", s.num_heads, ax.HEADS, 1 / (s.scale * math.sqrt(s.head_dim)))
         if s.qk_norm is not None:
@@ -48,7 +50,7 @@ class Attention(nn.Module):
         y = constrain(y, HEADS, rules)
         out = (s.num_heads, s.head_dim), (x.shape[-1],), (ax.HEADS, ax.HEAD_DIM, ax.EMBED)
         y = Projection(*out, bias=s.out_bias, gain=self.gain, name="out")(y)
-        return constrain(y, (ax.BATCH, ax.LENGTH, ax.ACT_EMBED), rules), cache
+        return into_stream(y, rules), cache
 
     def _heads(
         self, x: Float[Array, "B T D"], name: str, heads: int, axis: str, gain: float = 1.0
@@ -75,8 +77,7 @@ class Attention(nn.Module):
         if not s.mask.sinks:  # else by their place in the cache, once that is known
             q, k = context.rotate(s.rope, q), context.rotate(s.rope, k)
         q, k, v = (constrain(a, HEADS, self.compute.rules) for a in (q, k, v))
-        capture(self, "k", k)
-        capture(self, "v", v)
+        q, k, v = checkpoint_name(q, "q"), point(self, "k", k), point(self, "v", v)
         kept = None
         if cache is not None and context.fresh:
             cache = cache.write(k, v, positions)
@@ -106,8 +107,7 @@ class Attention(nn.Module):
             where = Where(context.positions, cache.held, context.segments)
             return self._attend_kept(q, cache, where, None), cache
         k, v = (constrain(a, HEADS, self.compute.rules) for a in self._keys_and_values(memory.features))
-        capture(self, "k", k)
-        capture(self, "v", v)
+        q, k, v = checkpoint_name(q, "q"), point(self, "k", k), point(self, "v", v)
         cache = None if cache is None else cache.write(k, v, memory.positions)
         where = Where(context.positions, memory.positions, context.segments, memory.segments)
         return self._attend(q, k, v, where, None, aligned=False), cache
@@ -148,7 +148,8 @@ class Attention(nn.Module):
             sinks = parameter(self, "sinks", nn.initializers.zeros_init(), (s.num_heads,), (ax.HEADS,))
         biased = isinstance(s.relative, spec.RelativeBias)
         relative, block = s.relative if biased else None, self.compute.attention_block
-        call = attention.Call(s.mask, s.scale, s.softcap, aligned, relative, block, self.compute.rules)
+        how = self.compute.rules, self.compute.context_attention
+        call = attention.Call(s.mask, s.scale, s.softcap, aligned, relative, block, *how)
         return call, Extra(sinks, table if biased else None)
 
     def _capture(self, call: attention.Call, q, k, where: Where, extra: Extra) -> None:

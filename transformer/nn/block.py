@@ -11,7 +11,7 @@ from transformer.nn.context import Context
 from transformer.nn.feed_forward import FeedForward
 from transformer.nn.latent_attention import LatentAttention
 from transformer.nn.moe import MoE
-from transformer.nn.projection import Norm, capture
+from transformer.nn.projection import Norm, point
 from transformer.ops.cache import LayerCache
 from transformer.settings import Compute
 
@@ -41,25 +41,21 @@ class Block(nn.Module):
         def attend(h):
             nonlocal own
             h, own = attention(h, context, own)
-            capture(self, "attention_out", h)
-            return h
+            return point(self, "attention_out", h)
 
         def look_across(h):
             nonlocal other
             h, other = Attention(s.cross, self.compute, self.gain, crosses=True, name="cross")(h, context, other)
-            capture(self, "cross_out", h)
-            return h
+            return point(self, "cross_out", h)
 
         def feed(h):
-            h = ffn(h, context)
-            capture(self, "ffn_out", h)
-            return h
+            return point(self, "ffn_out", ffn(h, context))
 
         x = self._branch(x, attend, "attention")
         if s.cross is not None:
             x = self._branch(x, look_across, "cross")
         x = self._branch(x, feed, "ffn")
-        capture(self, "residual", x)
+        x = point(self, "residual", x)
         return x, LayerCache(own, other) if cache is not None else None
 
     def _branch(self, x: Array, function: Callable[[Array], Array], name: str) -> Array:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from transformer import spec
-from transformer.ops import rope
+from transformer.ops import rope, zigzag
 from transformer.ops.attention import Where
 
 
@@ -49,6 +49,7 @@ class Context:
       memory: for cross-attention; None where there is none, or where the cache has it.
       bias: the stack's table of relative biases, or None.
       fresh: the cache is empty, so that keys of this call are all there is to see (whole-prompt prefill).
+      zigzag: tokens lie in the order of `ops.zigzag`, with all that belongs to them.
     """
 
     positions: Int[Array, "B T"]
@@ -59,6 +60,7 @@ class Context:
     memory: Memory | None = None
     bias: Float[Array, "R N"] | None = None
     fresh: bool = field(metadata={"static": True}, default=False)
+    zigzag: bool = field(metadata={"static": True}, default=False)
 
     @property
     def real(self) -> Bool[Array, "B T"]:
@@ -68,11 +70,28 @@ class Context:
 
     def where(self, k_positions: Int[Array, "B S"]) -> Where:
         """This call's queries and keys of the same text: this call's own, or what a cache holds."""
-        return Where(self.positions, k_positions, self.segments, self.segments, self.orders, self.orders)
+        segments, orders = (self.segments,) * 2, (self.orders,) * 2
+        return Where(self.positions, k_positions, *segments, *orders, zigzag=self.zigzag)
 
     def rotate(self, which: spec.Rope | None, x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
         """Applies a layer's rotary embedding; the identity where it has none."""
         return x if which is None else rope.rotate(which, x, *self.tables[self.ropes.index(which)])
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order in which the tokens of rows go through a stack: their own, or that of `ops.zigzag`."""
+
+    zigzag: bool = False
+    rules: str = "default"
+
+    def out[T](self, rows: T) -> T:
+        """Arrays [B, T, …], from the rows' own order to this one."""
+        return jax.tree.map(lambda x: zigzag.spread(x, self.rules), rows) if self.zigzag else rows
+
+    def back[T](self, rows: T) -> T:
+        """The inverse of `out`."""
+        return jax.tree.map(lambda x: zigzag.collect(x, self.rules), rows) if self.zigzag else rows
 
 
 def make_context(
@@ -82,10 +101,11 @@ def make_context(
     fresh: bool = False,
     orders: Int[Array, "B T"] | None = None,
     memory: Memory | None = None,
+    zigzag: bool = False,
 ) -> Context:
     """The context of a call, with the rotation tables of every distinct rope of the model."""
     tables = tuple(rope.rotations(r, positions) for r in ropes)
-    return Context(positions, segments, tables, ropes, orders, memory, fresh=fresh)
+    return Context(positions, segments, tables, ropes, orders, memory, fresh=fresh, zigzag=zigzag)
 
 
 def default_positions(segments: Int[Array, "B T"] | None, shape: tuple[int, int]) -> Int[Array, "B T"]:

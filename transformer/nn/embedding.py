@@ -12,6 +12,7 @@ from transformer.nn.parameter import parameter
 from transformer.nn.projection import Norm, Projection
 from transformer.ops import products, rope
 from transformer.ops.activations import activate
+from transformer.sharding import constrain, into_stream
 
 
 class Embedding(nn.Module):
@@ -21,6 +22,7 @@ class Embedding(nn.Module):
     vocab_size: int
     d_model: int
     dtype: jnp.dtype
+    rules: str
 
     def setup(self):
         s, width = self.spec, self.d_model
@@ -37,6 +39,10 @@ class Embedding(nn.Module):
     def __call__(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], token_types: Int[Array, "B T"] | None = None
     ) -> Float[Array, "B T D"]:
+        # Tables are split by features over axes that split the tokens, too. Each device looks up its features of all
+        # tokens of those that it shares a table with, and only then do tokens and features change places: left to
+        # itself, the compiler sends all features of all tokens to every device in the backward pass.
+        tokens, positions = (self._constrain(x, reserved=ax.EMBED) for x in (tokens, positions))
         # An id outside the table gives NaN, not another token's vector.
         x = products.rows(self.table, tokens).astype(self.dtype)
         if self.spec.scale is not None:
@@ -47,8 +53,12 @@ class Embedding(nn.Module):
                 x = x + jnp.take(self.positions, jnp.maximum(positions, 0), axis=0, mode="fill").astype(self.dtype)
             case spec.SinusoidalPositions() as sinusoidal:
                 x = x + rope.sinusoids(sinusoidal, jnp.maximum(positions, 0), self.d_model).astype(self.dtype)
-        x = self._add_types(x, token_types)
+        x = self._constrain(self._add_types(x, token_types), ax.EMBED, reserved=ax.EMBED)
+        x = into_stream(x, self.rules)
         return x if self.spec.norm is None else self.norm(x)
+
+    def _constrain(self, x: Array, *features: str, reserved: str | None = None) -> Array:
+        return constrain(x, (ax.BATCH, ax.LENGTH, *features), self.rules, reserved)
 
     def _add_types(self, x: Float[Array, "B T D"], token_types: Int[Array, "B T"] | None) -> Float[Array, "B T D"]:
         if self.spec.token_types is None:
@@ -57,6 +67,7 @@ class Embedding(nn.Module):
             return x
         if token_types is None:
             return x + self.types[0].astype(self.dtype)
+        token_types = self._constrain(token_types, reserved=ax.EMBED)
         return x + jnp.take(self.types, token_types, axis=0, mode="fill").astype(self.dtype)
 
 

@@ -1,6 +1,7 @@
 """The dense and gated feed-forward layer."""
 
 import flax.linen as nn
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from transformer import axes as ax
@@ -9,7 +10,7 @@ from transformer.nn.context import Context
 from transformer.nn.projection import Projection
 from transformer.ops.activations import activate, gate
 from transformer.settings import Compute
-from transformer.sharding import constrain
+from transformer.sharding import constrain, into_branch, into_stream
 
 
 class FeedForward(nn.Module):
@@ -25,12 +26,13 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], context: Context | None = None) -> Float[Array, "B T D"]:
         s, rules, width = self.spec, self.compute.rules, x.shape[-1]
+        x = into_branch(x, rules)
         inward = (width,), (s.d_ff,), (ax.EMBED, ax.MLP), s.bias
-        y = Projection(*inward, name="up")(x)
+        y = checkpoint_name(Projection(*inward, name="up")(x), "ffn_up")
         if s.gated:
-            y = gate(s, Projection(*inward, name="gate")(x), y)
+            y = gate(s, checkpoint_name(Projection(*inward, name="gate")(x), "ffn_gate"), y)
         else:
             y = activate(s.activation, y)
         y = constrain(y, (ax.BATCH, ax.LENGTH, ax.ACT_MLP), rules)
         y = Projection((s.d_ff,), (width,), (ax.MLP, ax.EMBED), s.bias, self.gain, name="down")(y)
-        return constrain(y, (ax.BATCH, ax.LENGTH, ax.ACT_EMBED), rules)
+        return into_stream(y, rules)

@@ -11,14 +11,15 @@ from transformer.nn.model import Transformer
 from transformer.nn.parameter import Named
 
 
-def _tokens() -> jax.Array:
-    """Any tokens would do, no parameter depends on them: as few rows as the mesh in force can split."""
-    return jnp.zeros((sharding.ways(ax.BATCH), 2), jnp.int32)
+def _tokens(model: Transformer) -> jax.Array:
+    """Any tokens would do, no parameter depends on them: as few as the mesh in force can split."""
+    rows, columns = (sharding.ways(name, model.compute.rules) for name in (ax.BATCH, ax.STREAM_LENGTH))
+    return jnp.zeros((rows, 2 * columns), jnp.int32)
 
 
 def abstract_params(model: Transformer) -> dict:
     """Parameter shapes boxed with their logical axis names; nothing is computed."""
-    return jax.eval_shape(lambda key: model.init(key, _tokens()), jax.random.key(0))["params"]
+    return jax.eval_shape(lambda: model.init(jax.random.key(0), _tokens(model)))["params"]
 
 
 def is_named(x) -> bool:
@@ -43,7 +44,7 @@ def param_shardings(model: Transformer, mesh: Mesh) -> dict:
 
 def init_fn(model: Transformer, key: jax.Array) -> dict:
     """Bare initial parameters, to be jitted with the shardings wanted."""
-    return nn.meta.unbox(model.init(key, _tokens())["params"])
+    return nn.meta.unbox(model.init(key, _tokens(model))["params"])
 
 
 def params(model: Transformer, seed: int, mesh: Mesh | None = None) -> dict:

@@ -10,12 +10,12 @@ from transformer import axes as ax
 from transformer import spec
 from transformer.nn.context import Context
 from transformer.nn.parameter import parameter
-from transformer.nn.projection import Norm, Projection, capture, capturing
+from transformer.nn.projection import Norm, Projection, capture, capturing, point
 from transformer.ops import attention, cached_attention, rope
 from transformer.ops.attention import Where, reference
 from transformer.ops.cache import KVCache, extend
 from transformer.settings import Compute
-from transformer.sharding import constrain
+from transformer.sharding import constrain, into_branch, into_stream
 
 HEADS = (ax.BATCH, ax.LENGTH, ax.ACT_HEADS, None)
 
@@ -36,6 +36,7 @@ class LatentAttention(nn.Module):
         self, x: Float[Array, "B T D"], context: Context, cache: KVCache | None
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
         s, width = self.spec, x.shape[-1]
+        x = into_branch(x, self.compute.rules)
         q_nope, q_rope = self._queries(x, context)
         down = Projection((width,), (s.kv_rank + s.rope_dim,), (ax.EMBED, ax.LATENT_OUT), s.bias, name="kv_down")(x)
         latent, k_rope = jnp.split(down, [s.kv_rank], axis=-1)
@@ -58,7 +59,7 @@ class LatentAttention(nn.Module):
         y = constrain(y, HEADS, self.compute.rules)
         out = (s.num_heads, s.v_dim), (width,), (ax.HEADS, ax.HEAD_DIM, ax.EMBED)
         y = Projection(*out, bias=s.bias, gain=self.gain, name="out")(y)
-        return constrain(y, (ax.BATCH, ax.LENGTH, ax.ACT_EMBED), self.compute.rules), cache
+        return into_stream(y, self.compute.rules), cache
 
     def _queries(self, x: Float[Array, "B T D"], context: Context):
         s, name, axis, bias = self.spec, "query", ax.EMBED, False
@@ -82,8 +83,7 @@ class LatentAttention(nn.Module):
         v = jnp.einsum("bsr,rnh->bsnh", latent, value_up.astype(latent.dtype))
         k = jnp.concatenate([k_nope, jnp.broadcast_to(k_rope, (*k_nope.shape[:3], k_rope.shape[-1]))], axis=-1)
         q = jnp.concatenate([q_nope, q_rope], axis=-1)
-        for name, value in (("q", q), ("k", k), ("v", v)):
-            capture(self, name, value)
+        q, k, v = (point(self, name, value) for name, value in (("q", q), ("k", k), ("v", v)))
         where, call = context.where(context.positions), self._call(aligned=True)
         if capturing(self):
             self._capture(call, q, k, where)
@@ -114,7 +114,8 @@ class LatentAttention(nn.Module):
 
     def _call(self, aligned: bool) -> attention.Call:
         compute, s = self.compute, self.spec
-        return attention.Call(s.mask, s.scale, aligned=aligned, block=compute.attention_block, rules=compute.rules)
+        how = compute.attention_block, compute.rules, compute.context_attention
+        return attention.Call(s.mask, s.scale, None, aligned, None, *how)
 
     def _capture(self, call: attention.Call, q, k, where: Where) -> None:
         capture(self, "probabilities", reference.probabilities(call, q, k, where))

@@ -8,10 +8,10 @@ from jaxtyping import Array, Float, Int
 
 from transformer import axes as ax
 from transformer import sharding, spec
-from transformer.nn.context import Memory, Source, default_positions, make_context
+from transformer.nn.context import Memory, Order, Source, default_positions, make_context
 from transformer.nn.embedding import Embedding, Head, Pooler
 from transformer.nn.multi_token import MultiToken
-from transformer.nn.projection import capture
+from transformer.nn.projection import capture, capturing
 from transformer.nn.stack import Stack
 from transformer.ops import cache as caches
 from transformer.ops import losses, products
@@ -31,7 +31,8 @@ class Transformer(nn.Module):
 
     def setup(self):
         s = self.spec
-        self.embedding = Embedding(s.embedding, s.vocab_size, s.d_model, jnp.dtype(self.compute.dtype))
+        how = jnp.dtype(self.compute.dtype), self.compute.rules
+        self.embedding = Embedding(s.embedding, s.vocab_size, s.d_model, *how)
         if s.encoder is not None:
             self.encoder = Stack(s.encoder, self.compute)
         if s.decoder is not None:
@@ -94,6 +95,22 @@ class Transformer(nn.Module):
         Raises:
           ValueError: more tokens than a learned position table has, or arguments that exclude each other.
         """
+        order = self._order(cache)
+        x, cache = self._features(order, tokens, positions, segment_ids, cache, fresh, orders, token_types, source)
+        return order.back(x), cache
+
+    def _order(self, cache: caches.StackCache | None = None) -> Order:
+        """Zig-zag where the mesh splits rows and early tokens have less to look at than late ones."""
+        rules, uneven = self.compute.rules, self.spec.trunk.uneven
+        # What is captured, and what a cache is given, is in the rows' own order.
+        free = cache is None and not capturing(self) and not self.is_initializing()
+        return Order(uneven and free and sharding.ways(ax.LENGTH, rules) > 1, rules)
+
+    def _features(
+        self, order: Order, tokens, positions=None, segment_ids=None, cache=None, fresh=False,
+        orders=None, token_types=None, source=None,
+    ):  # fmt: skip
+        """`features` that come in `order`, of arguments in the rows' own."""
         self._check_length(tokens)
         if cache is not None and (positions is None or segment_ids is not None):
             raise ValueError("a cache needs explicit positions, and rows of one document (no segment_ids)")
@@ -104,10 +121,13 @@ class Transformer(nn.Module):
             positions = default_positions(segment_ids, tokens.shape)
         if isinstance(source, Source):
             source = self.encode(source)
-        x = self._constrain(self.embedding(tokens, positions, token_types), ax.ACT_EMBED)
+        rows = tokens, positions, token_types, segment_ids, orders
+        tokens, positions, token_types, segment_ids, orders = order.out(rows)
+        x = self.embedding(tokens, positions, token_types)
         capture(self, "embedded", x)
         stack = self.encoder if self.spec.decoder is None else self.decoder
-        return stack(x, make_context(self.spec.ropes, positions, segment_ids, fresh, orders, source), cache)
+        context = make_context(self.spec.ropes, positions, segment_ids, fresh, orders, source, order.zigzag)
+        return stack(x, context, cache)
 
     def _check_shape(self, tokens, cache, orders, source) -> None:
         if self.spec.decoder is None and not (cache is None and orders is None):
@@ -139,7 +159,7 @@ class Transformer(nn.Module):
         positions = source.positions
         if positions is None:
             positions = default_positions(source.segments, source.tokens.shape)
-        x = self._constrain(self.embedding(source.tokens, positions), ax.ACT_EMBED)
+        x = self.embedding(source.tokens, positions)
         capture(self, "source_embedded", x)
         x, _ = self.encoder(x, make_context(self.spec.ropes, positions, source.segments), None)
         return Memory(x, positions, source.segments)
@@ -156,7 +176,7 @@ class Transformer(nn.Module):
             y = y + bias
         if self.spec.head.softcap is not None:
             y = self.spec.head.softcap * jnp.tanh(y / self.spec.head.softcap)
-        y = self._constrain(y, ax.ACT_VOCAB)
+        y = sharding.constrain(y, (ax.BATCH, ax.LENGTH, ax.ACT_VOCAB), self.compute.rules)
         capture(self, "logits", y)
         return y
 
@@ -169,8 +189,9 @@ class Transformer(nn.Module):
         **options: Any,
     ) -> Float[Array, "B T"]:
         """Negative log-likelihood of each target in nats, without keeping the logits. Options as of `features`."""
-        x, _ = self.features(tokens, positions, segment_ids, **options)
-        return self._cross_entropy(x, targets)
+        order = self._order()
+        x, _ = self._features(order, tokens, positions, segment_ids, **options)
+        return order.back(self._cross_entropy(x, order.out(targets)))
 
     def smoothed_losses(
         self,
@@ -181,8 +202,9 @@ class Transformer(nn.Module):
         **more: Any,
     ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
         """`token_losses`, and the loss against targets of which a share `smoothing` lies evenly on the vocabulary."""
-        x, _ = self.features(tokens, *where, **more)
-        return self._cross_entropy(x, targets, smoothing)
+        order = self._order()
+        x, _ = self._features(order, tokens, *where, **more)
+        return order.back(self._cross_entropy(x, order.out(targets), smoothing))
 
     def further(
         self,
@@ -201,9 +223,14 @@ class Transformer(nn.Module):
           tokens: the token that `x` predicts: at position p, that of position p + depth + 1.
           positions: of `x`.
         """
-        context = make_context(self.spec.ropes, positions, segment_ids, fresh)
+        return self._further(Order(), depth, x, tokens, positions, segment_ids, cache, fresh)
+
+    def _further(self, order: Order, depth, x, tokens, positions, segment_ids, cache=None, fresh=False):
+        """`further` of features that are in `order`, as are those that it gives, and of the rest in the rows' own."""
+        tokens, positions, segment_ids = order.out((tokens, positions, segment_ids))
+        context = make_context(self.spec.ropes, positions, segment_ids, fresh, zigzag=order.zigzag)
         ahead = jnp.where(positions >= 0, positions + depth + 1, -1)
-        return self.mtp(depth, x, self._constrain(self.embedding(tokens, ahead), ax.ACT_EMBED), context, cache)
+        return self.mtp(depth, x, self.embedding(tokens, ahead), context, cache)
 
     def further_losses(
         self,
@@ -220,22 +247,24 @@ class Transformer(nn.Module):
         """
         if positions is None:
             positions = default_positions(segment_ids, tokens.shape)
-        trunk, _ = self.features(tokens, positions, segment_ids)
+        order = self._order()
+        trunk, _ = self._features(order, tokens, positions, segment_ids)
         x, further, seen = trunk, [], []
         for depth in range(self.spec.mtp.depth):
             ahead = depth + 1
             # The tails, which have no such token, are seen by nothing but later tails.
-            x, _ = self.further(depth, x, _shift(tokens, -ahead, 0), positions, segment_ids)
-            nats = self._cross_entropy(x, _shift(targets, -ahead, 0))
+            x, _ = self._further(order, depth, x, _shift(tokens, -ahead, 0), positions, segment_ids)
+            nats = order.back(self._cross_entropy(x, order.out(_shift(targets, -ahead, 0))))
             same = (_shift(positions, ahead, -1) == positions - ahead) & (positions >= ahead)
             if segment_ids is not None:
                 same &= _shift(segment_ids, ahead, 0) == segment_ids
             further.append(_shift(nats, ahead, 0))
             seen.append(same.astype(jnp.float32))
-        return self._cross_entropy(trunk, targets), jnp.stack(further), jnp.stack(seen)
+        nats = order.back(self._cross_entropy(trunk, order.out(targets)))
+        return nats, jnp.stack(further), jnp.stack(seen)
 
     def _cross_entropy(self, x: Float[Array, "B T D"], targets: Int[Array, "B T"], smoothing: float | None = None):
-        x, table, bias = self.head(x, self.embedding.table)
+        x, table, bias = self.head(sharding.into_branch(x, self.compute.rules), self.embedding.table)
         how = dict(
             bias=bias,
             softcap=self.spec.head.softcap,
@@ -245,9 +274,6 @@ class Transformer(nn.Module):
         if smoothing is None:
             return losses.cross_entropy(x, table, targets, **how)
         return losses.smoothed_cross_entropy(x, table, targets, smoothing, **how)
-
-    def _constrain(self, x: Array, last: str) -> Array:
-        return sharding.constrain(x, (ax.BATCH, ax.LENGTH, last), self.compute.rules)
 
 
 def _shift(x: Array, by: int, fill: int) -> Array:

@@ -3,6 +3,7 @@
 import math
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -12,9 +13,9 @@ from transformer.nn.context import Context
 from transformer.nn.feed_forward import FeedForward
 from transformer.nn.parameter import parameter
 from transformer.nn.projection import capture, capturing
-from transformer.ops import balance, experts, routing
+from transformer.ops import balance, experts, routing, zigzag
 from transformer.settings import Compute
-from transformer.sharding import constrain
+from transformer.sharding import into_branch, into_stream
 
 # Where a forward pass leaves the `balance.Load` of every layer, if it is mutable.
 COLLECTION = "router"
@@ -75,6 +76,7 @@ class MoE(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], context: Context) -> Float[Array, "B T D"]:
         s, compute = self.spec, self.compute
+        x = into_branch(x, compute.rules)
         logits, correction = Router(s.router, s.num_experts, name="router")(x)
         index, weight = routing.route(s.router, s.top_k, logits, correction)
         for name, value in (("logits", logits), ("index", index), ("weight", weight)):
@@ -94,14 +96,18 @@ class MoE(nn.Module):
         self._report(logits, index, context, dropped)
         if s.shared is not None:
             y = y + FeedForward(s.shared, compute, self.gain, name="shared")(x)
-        return constrain(y, (ax.BATCH, ax.LENGTH, ax.ACT_EMBED), compute.rules)
+        return into_stream(y, compute.rules)
 
     def _report(self, logits, index, context: Context, dropped) -> None:
         """Hands out what the router did to those who asked for it: training, and figures."""
         wanted = self.is_mutable_collection(COLLECTION) and not self.is_initializing()
         if not (wanted or capturing(self)):
             return
+        real, segments = context.real, context.segments
+        if context.zigzag:  # documents lie in one piece only in the rows' own order
+            rows = logits, index, real, segments
+            logits, index, real, segments = jax.tree.map(lambda x: zigzag.collect(x, self.compute.rules), rows)
         probability = balance.probabilities(self.spec.router, logits)
         capture(self, "router_probabilities", probability)
-        load = balance.measure(logits, probability, index, context.real, context.segments, dropped)
+        load = balance.measure(logits, probability, index, real, segments, dropped, self.compute.rules)
         self.sow(COLLECTION, "load", load, reduce_fn=lambda _, new: new, init_fn=lambda: None)

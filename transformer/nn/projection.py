@@ -5,6 +5,7 @@ import math
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from transformer import axes as ax
@@ -56,6 +57,12 @@ class Norm(nn.Module):
         if self.spec.bias:
             bias = parameter(self, "bias", nn.initializers.zeros_init(), x.shape[-1:], (ax.NORM,))
         return normalize(self.spec, x, scale, bias)
+
+
+def point(module: nn.Module, name: str, value: jax.Array) -> jax.Array:
+    """`value`, which remat can keep under this name (`settings.POINTS`), captured as by `capture`."""
+    capture(module, name, value)
+    return checkpoint_name(value, name)
 
 
 def capture(module: nn.Module, name: str, value: jax.Array) -> None:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -16,13 +18,36 @@ from transformer.nn.context import Context
 from transformer.nn.parameter import parameter
 from transformer.nn.projection import Norm
 from transformer.ops.cache import LayerCache, StackCache
-from transformer.settings import Compute
+from transformer.settings import HOST_MEMORY, POINTS, Compute
 
-# What the backward pass may keep: everything, only matmul outputs with no batch dimension in the weights, nothing.
-REMAT_POLICIES = {
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "full": jax.checkpoint_policies.nothing_saveable,
-}
+
+def remat_policy(compute: Compute) -> Callable[..., Any]:
+    """What the backward pass may keep: matmul outputs with no batch dimension in the weights, named points, nothing."""
+    match compute.remat:
+        case "dots":
+            return jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        case "names":
+            return jax.checkpoint_policies.save_and_offload_only_these_names(
+                names_which_can_be_saved=compute.remat_names,
+                names_which_can_be_offloaded=compute.offload_names,
+                offload_src="device",
+                offload_dst=HOST_MEMORY,
+            )
+        case "full":
+            return jax.checkpoint_policies.nothing_saveable
+
+
+def points(stack: spec.Stack) -> set[str]:
+    """Which of `settings.POINTS` the blocks of a stack have."""
+    dense = [
+        f for b in stack.layers for f in (b.ffn, getattr(b.ffn, "shared", None)) if isinstance(f, spec.FeedForward)
+    ]
+    some = {
+        "cross_out": any(block.cross is not None for block in stack.layers),
+        "ffn_up": bool(dense),
+        "ffn_gate": any(ffn.gated for ffn in dense),
+    }
+    return {name for name in POINTS if some.get(name, True)}
 
 
 class Pattern(nn.Module):
@@ -109,6 +134,7 @@ class Stack(nn.Module):
         return x, caches
 
     def _remat(self, module: type[nn.Module]) -> type[nn.Module]:
-        name = self.compute.remat
+        if self.compute.remat == "none":
+            return module
         # Under a scan there is no common subexpression to guard against.
-        return module if name == "none" else nn.remat(module, policy=REMAT_POLICIES[name], prevent_cse=False)
+        return nn.remat(module, policy=remat_policy(self.compute), prevent_cse=False)

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from transformer import axes as ax
+from transformer.sharding import constrain
 from transformer.spec import Router
 
 
@@ -46,6 +48,7 @@ def measure(
     real: Bool[Array, "B T"],
     segments: Int[Array, "B T"] | None,
     dropped: Float[Array, ""],
+    rules: str = "default",
 ) -> Load:
     """The sums of one layer.
 
@@ -53,10 +56,13 @@ def measure(
       index: experts picked.
       real: False in padding, which is counted nowhere.
       segments: documents of a row, each in one piece; None: a row is one.
+      rules: where the mesh holds the tokens.
     """
     counted = real.astype(jnp.float32)
     picked = jnp.any(index[..., None] == jnp.arange(logits.shape[-1]), axis=-2) * counted[..., None]
     share = _share_in_document(picked, counted, segments) / index.shape[-1]
+    # It waits for the backward pass: unless told, the compiler keeps all of it on every device.
+    share = constrain(share, (ax.BATCH, ax.LENGTH, None), rules)
     entropy = -jnp.sum(jax.scipy.special.xlogy(probability, probability), axis=-1)
     return Load(
         tokens=jnp.sum(counted),

@@ -5,6 +5,10 @@ from jaxtyping import Array, Bool, Int
 
 from transformer.spec import Mask
 
+# The log of the softmax's denominator where a query sees nothing: far below that of any that does, and so far above
+# masked scores that these still weigh 0 against it.
+BLIND = -1e20
+
 
 def visible(
     mask: Mask,

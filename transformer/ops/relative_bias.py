@@ -47,10 +47,10 @@ def bias(table: Float[Array, "R N"], bucket: Int[Array, "B T S"]) -> Float[Array
 
 def bias_gradient(
     d_bias: Float[Array, "B N T S"], bucket: Int[Array, "B T S"], num_buckets: int
-) -> Float[Array, "R N"]:
-    """What flows back from `bias` into its table: a product with zeros and ones, which is faster than scattering."""
+) -> Float[Array, "B N R"]:
+    """What flows back from each row's `bias` into its table: a product with zeros and ones, faster than scattering."""
     which = (bucket[..., None] == jnp.arange(num_buckets)).astype(d_bias.dtype)
-    return jnp.einsum("bnts,btsr->rn", d_bias, which)
+    return jnp.einsum("bnts,btsr->bnr", d_bias, which)
 
 
 def distance_queries(

@@ -58,6 +58,11 @@ class Stack:
         """The same layers without repeats, so that each has parameters and a cache of its own."""
         return dataclasses.replace(self, head=self.layers, body=(), repeats=0, tail=())
 
+    @property
+    def uneven(self) -> bool:
+        """Whether some layer lets late tokens look at more keys than early ones: causal masks without a window do."""
+        return any(block.mixer.mask.causal and block.mixer.mask.window is None for block in self.layers)
+
     def map(self, function: Callable[[Block], Block]) -> "Stack":
         """The stack of `function` of each block."""
         parts = {name: tuple(map(function, getattr(self, name))) for name in ("head", "body", "tail")}

@@ -31,6 +31,3 @@ class Feed:
             return x[first : first + len(wanted), *index[1:]]
 
         return jax.make_array_from_callback((self._batch_size, *x.shape[1:]), self._place, part)
-
-
-__all__ = ["Feed"]

@@ -16,12 +16,12 @@ from transformer.checkpoints import source as sources
 from transformer.checkpoints.workdir import Workdir, WorkdirError
 from transformer.config import Run
 from transformer.nn.model import Transformer
+from transformer.ops.experts import products
 from transformer.tokenizer import Tokenizer, load_tokenizer
 from transformer.training import data, metrics, pairs
 from transformer.training.examples import shape_of
 from transformer.training.feed import Feed
 from transformer.training.objectives import make_objective
-from transformer.training.optimizer import make_optimizer
 from transformer.training.pairs import Pair
 from transformer.training.replicas import ReplicaGuard
 from transformer.training.state import TrainState, abstract_state, init_state, state_of
@@ -88,7 +88,8 @@ class _Loop:
         self.guard = ReplicaGuard(self.like) if train.check_replicas_every else None
         self.watchdog = Watchdog(train.watchdog_seconds)
         self.train_step = compile_train_step(self.model, self.settings)
-        self.eval_step = jax.jit(make_eval_step(self.model, train.mtp_weight))
+        eval_step = make_eval_step(self.model, train.mtp_weight)
+        self.eval_step = jax.jit(eval_step, compiler_options=products.compiler_options())
 
     def _check(self, run: Run) -> None:
         settings = self.settings
@@ -100,8 +101,8 @@ class _Loop:
         data.check_vocabulary(self.tokenizer, run.spec.vocab_size)
         shape = shape_of(run.spec)
         self.lengths = make_objective(settings.data, self.tokenizer, shape).lengths
-        self.optimizer = make_optimizer(self.model, settings)
-        self.like = abstract_state(self.model, self.optimizer, self.mesh)
+        self._check_lengths()
+        self.like = abstract_state(self.model, settings, self.mesh)
         self.feed = Feed(self.mesh, settings.data.batch_size, settings.compute.rules)
         texts = settings.data, self.tokenizer, shape
         self.batches = data.train_iterator(*texts, self.feed.rows)
@@ -119,6 +120,13 @@ class _Loop:
         with distributed.together("opening the workdir"):
             self.workdir.open_config(run.values)
             self.workdir.keep_tokenizer(self.settings.data.tokenizer)
+
+    def _check_lengths(self) -> None:
+        rules, stack = self.settings.compute.rules, self.model.spec.trunk
+        if "source" in self.lengths:
+            sharding.check_length("data.seq_len", self.lengths["source"], self.mesh, rules=rules)
+        name = "data.target_len" if "source" in self.lengths else "data.seq_len"
+        sharding.check_length(name, self.lengths["columns"], self.mesh, stack.uneven, rules)
 
     def run_all(self) -> Result:
         """Restores or initialises, then steps to the end or to a signal."""
@@ -170,12 +178,12 @@ class _Loop:
 
     def _first_state(self) -> TrainState:
         if self.source is None:
-            return init_state(self.model, self.optimizer, self.settings.seed, self.mesh)
+            return init_state(self.model, self.settings, self.mesh)
         source, like = sources.open_source(self.source["path"]), self.like.params
         total = sum(sources.sizes(like).values())
         with sources.progress_bar(total, f"reading {source.path.name}", not self.quiet) as advance:
             params = source.read_params(like, "float32", lambda path, count: advance(count))
-        return state_of(params, self.model, self.optimizer, self.mesh)
+        return state_of(params, self.model, self.settings, self.mesh)
 
     def _steps(self, state: TrainState, step: int, steps: int) -> tuple[TrainState, int, dict[str, float]]:
         train = self.settings.train

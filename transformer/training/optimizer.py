@@ -1,5 +1,8 @@
 """AdamW with warm-up and a schedule, and which parameters it decays."""
 
+import math
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -7,7 +10,7 @@ import optax
 from transformer import axes as ax
 from transformer.nn import initial
 from transformer.nn.model import Transformer
-from transformer.settings import Optimizer, Settings
+from transformer.settings import HOST_MEMORY, Optimizer, Settings
 
 # A parameter is decayed where it maps features to features. Biases, norms, sinks and tables looked up by position
 # have nothing for decay to regularise, and are told by their logical names.
@@ -45,10 +48,13 @@ def learning_rate(settings: Optimizer, steps: int) -> optax.Schedule:
 
 
 def make_optimizer(model: Transformer, settings: Settings) -> optax.GradientTransformation:
-    """Clip by global norm, AdamW with float32 moments, decay by mask (Loshchilov & Hutter 2019)."""
+    """Clip by global norm, AdamW, decay by mask (Loshchilov & Hutter 2019).
+
+    It computes in float32 on the device, whatever the moments are kept in and wherever they rest.
+    """
     o = settings.optimizer
-    return optax.chain(
-        optax.clip_by_global_norm(o.clip_norm) if jnp.isfinite(o.clip_norm) else optax.identity(),
+    adamw = optax.chain(
+        optax.clip_by_global_norm(o.clip_norm) if math.isfinite(o.clip_norm) else optax.identity(),
         optax.adamw(
             learning_rate(o, settings.train.steps),
             b1=o.b1,
@@ -58,3 +64,29 @@ def make_optimizer(model: Transformer, settings: Settings) -> optax.GradientTran
             mask=decay_mask(model),
         ),
     )
+    return _kept(adamw, o) if (o.moments_dtype, o.moments_memory) != ("float32", "device") else adamw
+
+
+def _kept(inner: optax.GradientTransformation, o: Optimizer) -> optax.GradientTransformation:
+    """`inner`, whose moments are of another dtype, or in another memory, between its steps."""
+
+    def on_moments(function: Callable[[jax.Array], jax.Array], state: optax.OptState) -> optax.OptState:
+        return jax.tree.map(lambda x: function(x) if jnp.issubdtype(x.dtype, jnp.floating) else x, state)
+
+    def put_down(x: jax.Array) -> jax.Array:
+        x = x.astype(o.moments_dtype)
+        return jax.device_put(x, jax.memory.Space.Host) if o.moments_memory == HOST_MEMORY else x
+
+    def take_up(x: jax.Array) -> jax.Array:
+        if o.moments_memory == HOST_MEMORY:
+            x = jax.device_put(x, jax.memory.Space.Device)
+        return x.astype(jnp.float32)
+
+    def init(params: dict) -> optax.OptState:
+        return on_moments(put_down, inner.init(params))
+
+    def update(grads: dict, state: optax.OptState, params: dict) -> tuple[dict, optax.OptState]:
+        updates, state = inner.update(grads, on_moments(take_up, state), params)
+        return updates, on_moments(put_down, state)
+
+    return optax.GradientTransformation(init, update)

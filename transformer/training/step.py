@@ -13,6 +13,7 @@ from transformer import sharding
 from transformer.nn import moe
 from transformer.nn.context import Source
 from transformer.nn.model import Transformer
+from transformer.ops.experts import products
 from transformer.settings import Balance, Settings
 from transformer.training import balance as balancing
 from transformer.training.optimizer import learning_rate, make_optimizer
@@ -70,9 +71,11 @@ def gradients(
     balance: Balance = UNBALANCED,
     mtp_weight: float = 0.0,
     smoothing: float = 0.0,
+    dtype: str = "float32",
 ) -> tuple[dict, dict]:
     """Gradient of the mean loss, and the sums of `loss_sums`, over `accumulate` microbatches in turn.
 
+    The gradient is in float32, what it is a sum of, over microbatches, in `dtype`.
     The balance losses are means over all tokens that are no padding; their sum is among the sums as `penalty`.
     """
     targets, routed = jnp.maximum(jnp.sum(batch["weights"]), 1), jnp.maximum(jnp.sum(_real(batch)), 1)
@@ -100,8 +103,13 @@ def gradients(
             shares = balancing.shares(
                 _add_up(lambda piece: loss_sums(model, params, piece, mtp_weight)[1]["loads"], micro)
             )
-        total, sums = _add_up(lambda piece: grad(params, piece, shares), micro)
-    return jax.tree.map(lambda g: g / targets, total), sums
+
+        def rounded(piece: Batch) -> tuple[dict, dict]:
+            grads, sums = grad(params, piece, shares)
+            return jax.tree.map(lambda g: g.astype(dtype), grads), sums
+
+        total, sums = _add_up(rounded, micro)
+    return jax.tree.map(lambda g: g.astype(jnp.float32) / targets, total), sums
 
 
 def _real(batch: Batch) -> Bool[Array, "B T"]:
@@ -142,8 +150,8 @@ def make_train_step(model: Transformer, settings: Settings) -> Callable[[TrainSt
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict]:
         train = settings.train
-        weights = dict(mtp_weight=train.mtp_weight, smoothing=train.label_smoothing)
-        grads, sums = gradients(model, state.params, batch, train.accumulate, balance, **weights)
+        how = dict(mtp_weight=train.mtp_weight, smoothing=train.label_smoothing, dtype=train.accumulate_dtype)
+        grads, sums = gradients(model, state.params, batch, train.accumulate, balance, **how)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         if balance.correction_rate:
@@ -169,4 +177,4 @@ def make_eval_step(model: Transformer, mtp_weight: float = 0.0) -> Callable[[dic
 
 def compile_train_step(model: Transformer, settings: Settings):
     """`make_train_step` under jit with the state donated; call it inside `jax.set_mesh(mesh)`."""
-    return jax.jit(make_train_step(model, settings), donate_argnums=0)
+    return jax.jit(make_train_step(model, settings), donate_argnums=0, compiler_options=products.compiler_options())

@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 from jaxtyping import Array, Float
 
-from transformer.ops.attention import blockwise, reference, splash
+from transformer import axes as ax
+from transformer.ops.attention import blockwise, context, reference, splash
 from transformer.ops.attention.call import NOTHING, Call, Extra, Where
-from transformer.sharding import platform
+from transformer.sharding import platform, ways
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +42,13 @@ def attend(
     Raises:
       ValueError: the named body can't serve the call; the message says why.
     """
-    name = choose(call, q.shape[1], k.shape[1]) if body == "auto" else body
+    parts = ways(ax.LENGTH, call.rules)
+    name = choose(call, q.shape[1] // parts, k.shape[1] // parts) if body == "auto" else body
     reason = REFUSALS[name](call)
     if reason:
         raise ValueError(f"compute.attention={name!r}: {reason}")
+    if parts > 1:
+        return context.attend(_MODULES[name], call, q, k, v, where, extra)
     return BODIES[name](call, q, k, v, where, extra)
 
 

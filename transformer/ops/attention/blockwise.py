@@ -16,11 +16,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from transformer.ops import relative_bias
 from transformer.ops.attention.blocks import Rows, block_size, cut, cut_rows, shown_blocks
-from transformer.ops.attention.call import NOTHING, Call, Extra, Where
+from transformer.ops.attention.call import NOTHING, Call, Extra, Where, deltas, gradients_of_extra
+from transformer.ops.mask import BLIND
 from transformer.spec import Mask
 
 # A masked score lies so far below the lowest running maximum that it weighs exactly 0, in rows that see nothing too.
@@ -29,6 +31,9 @@ LOWEST = -1e29
 
 # Rows of a block where the call names none.
 BLOCK = 128
+
+# Whether `shard_map` can tell on which devices its results differ.
+TYPED = True
 
 
 def refuse(call: Call) -> str | None:
@@ -50,7 +55,7 @@ def attend(
     Raises:
       ValueError: an aligned call with T != S.
     """
-    return _forward(call, q, k, v, where, extra)[0]
+    return forward(call, q, k, v, where, extra)[0]
 
 
 def _pairs(call: Call, q: Rows, k: Rows, lengths: tuple[int, int]) -> tuple[Int[Array, "pairs 2"], int | Array]:
@@ -131,8 +136,10 @@ def _blocks(call: Call, q: Array, k: Array, v: Array, where: Where) -> _Blocks:
     return _Blocks(_cut_heads(q, block, kv_heads), k, v, q_rows, k_rows, pairs, count)
 
 
-def _forward(call: Call, q: Array, k: Array, v: Array, where: Where, extra: Extra) -> tuple[Array, Array]:
-    """The output [B, T, N, Hv] and every query's log of the softmax denominator [blocks, B, K, G, q]."""
+def forward(
+    call: Call, q: Array, k: Array, v: Array, where: Where, extra: Extra
+) -> tuple[Float[Array, "B T N Hv"], Float[Array, "B N T"]]:
+    """The output, and every query's log of the softmax denominator, `BLIND` where it sees nothing."""
     x = _blocks(call, q, k, v, where)
 
     def step(n, carry):
@@ -148,15 +155,18 @@ def _forward(call: Call, q: Array, k: Array, v: Array, where: Where, extra: Extr
         acc = acc * fade[..., None] + _dot("bkgqs,bksh->bkgqh", weights.astype(v.dtype), _take(x.v, j))
         return tuple(_put(old, i, new) for old, new in zip(carry, (acc, new_top, total), strict=True))
 
-    acc = jnp.zeros((*x.q.shape[:-1], v.shape[-1]), jnp.float32)
-    top, total = jnp.full(acc.shape[:-1], LOWEST, acc.dtype), jnp.zeros(acc.shape[:-1], acc.dtype)
+    # Like the queries, so that under `shard_map` they are known to differ where those do.
+    acc = jnp.zeros_like(x.q, jnp.float32, shape=(*x.q.shape[:-1], v.shape[-1]))
+    total = jnp.zeros_like(acc, shape=acc.shape[:-1])
+    top = total + LOWEST
     if extra.sinks is not None:  # a key of value 0
-        top, total = jnp.broadcast_to(_by_group(extra.sinks, k.shape[2]), top.shape), jnp.ones_like(total)
+        top, total = total + _by_group(extra.sinks, k.shape[2]), total + 1
     acc, top, total = jax.lax.fori_loop(0, x.count, step, (acc, top, total))
     blind = total == 0
     total = jnp.where(blind, 1, total)
     out = _join_heads((acc / total[..., None]).astype(q.dtype), q.shape[1])
-    return out, jnp.where(blind, 0, top + jnp.log(total))
+    log_total = jnp.where(blind, BLIND, top + jnp.log(total))
+    return out, jnp.swapaxes(_join_heads(log_total[..., None], q.shape[1])[..., 0], 1, 2)
 
 
 def _by_group(sinks: Float[Array, " N"], kv_heads: int) -> Float[Array, "K G 1"]:
@@ -164,16 +174,37 @@ def _by_group(sinks: Float[Array, " N"], kv_heads: int) -> Float[Array, "K G 1"]
 
 
 def _save(call: Call, q: Array, k: Array, v: Array, where: Where, extra: Extra):
-    out, log_total = _forward(call, q, k, v, where, extra)
+    out, log_total = (checkpoint_name(x, "attended") for x in forward(call, q, k, v, where, extra))
     return out, (q, k, v, where, extra, out, log_total)
 
 
 def _backward(call: Call, saved, d_out: Array):
     q, k, v, where, extra, out, log_total = saved
+    delta = deltas(out, d_out)
+    dq, dk, dv, d_table = gradients(call, q, k, v, where, extra, d_out, log_total, delta)
+    return dq, dk, dv, None, gradients_of_extra(extra, log_total, delta, d_table)
+
+
+def gradients(
+    call: Call,
+    q: Array,
+    k: Array,
+    v: Array,
+    where: Where,
+    extra: Extra,
+    d_out: Float[Array, "B T N Hv"],
+    log_total: Float[Array, "B N T"],
+    delta: Float[Array, "B N T"],
+) -> tuple[Array, Array, Array, Float[Array, "B N R"] | None]:
+    """Of q, k and v, and of the table of biases in each row of the batch.
+
+    Args:
+      log_total, delta: of each query's whole softmax, of which these keys may be a part.
+    """
     x = _blocks(call, q, k, v, where)
-    kv_heads, float32 = k.shape[2], jnp.float32
-    d_outs, outs = (_cut_heads(a, call.block or BLOCK, kv_heads) for a in (d_out, out))
-    delta = jnp.sum(outs.astype(float32) * d_outs.astype(float32), axis=-1)
+    kv_heads, block, float32 = k.shape[2], call.block or BLOCK, jnp.float32
+    d_outs = _cut_heads(d_out, block, kv_heads)
+    log_total, delta = (_cut_heads(jnp.swapaxes(a, 1, 2)[..., None], block, kv_heads) for a in (log_total, delta))
 
     def step(n, carry):
         i, j = x.pairs[n]
@@ -183,8 +214,8 @@ def _backward(call: Call, saved, d_out: Array):
         bucket = _buckets(call, q_rows, k_rows)
         capped = _capped_scores(call, q, k, _bias(extra.bias, bucket))
         scores = _hide(call.mask, capped, q_rows, k_rows)
-        weights = jnp.exp(scores - _take(log_total, i)[..., None])
-        d_scores = weights * (_dot("bkgqh,bksh->bkgqs", d_out, v) - _take(delta, i)[..., None])
+        weights = jnp.exp(scores - _take(log_total, i))
+        d_scores = weights * (_dot("bkgqh,bksh->bkgqs", d_out, v) - _take(delta, i))
         if call.softcap is not None:
             d_scores *= 1 - jnp.square(capped / call.softcap)
         d_bias = None if bucket is None else _bias_gradient(call, d_scores, bucket)
@@ -196,27 +227,23 @@ def _backward(call: Call, saved, d_out: Array):
         sums = tuple(_put(a, at, _take(a, at) + d) for a, at, d in zip(sums, (i, j, j), (dq, dk, dv), strict=True))
         return sums, None if bucket is None else d_table + d_bias
 
-    zeros = tuple(jnp.zeros(a.shape, float32) for a in (x.q, x.k, x.v))
-    d_table = None if extra.bias is None else jnp.zeros(extra.bias.shape, float32)
+    zeros = tuple(jnp.zeros_like(a, float32) for a in (x.q, x.k, x.v))
+    d_table = None
+    if extra.bias is not None:
+        d_table = jnp.zeros_like(x.q, float32, shape=(q.shape[0], q.shape[2], call.relative.num_buckets))
     (dq, dk, dv), d_table = jax.lax.fori_loop(0, x.count, step, (zeros, d_table))
     dq = _join_heads(dq * call.scale, q.shape[1]).astype(q.dtype)
     dk = _join_heads(dk[:, :, :, None] * call.scale, k.shape[1]).astype(k.dtype)
     dv = _join_heads(dv[:, :, :, None], k.shape[1]).astype(v.dtype)
-    d_bias = None if d_table is None else d_table.astype(extra.bias.dtype)
-    return dq, dk, dv, None, Extra(_sinks_gradient(extra.sinks, kv_heads, log_total, delta), d_bias)
+    return dq, dk, dv, d_table
 
 
-def _bias_gradient(call: Call, d_scores: Float[Array, "B K G q s"], bucket: Int[Array, "B q s"]) -> Float[Array, "R N"]:
+def _bias_gradient(
+    call: Call, d_scores: Float[Array, "B K G q s"], bucket: Int[Array, "B q s"]
+) -> Float[Array, "B N R"]:
     batch, kv_heads, group, rows, keys = d_scores.shape
     d_scores = d_scores.reshape(batch, kv_heads * group, rows, keys)
     return relative_bias.bias_gradient(d_scores, bucket, call.relative.num_buckets)
-
-
-def _sinks_gradient(sinks: Float[Array, " N"] | None, kv_heads: int, log_total: Array, delta: Array) -> Array | None:
-    if sinks is None:
-        return None
-    sink_weights = jnp.exp(_by_group(sinks, kv_heads) - log_total)
-    return -jnp.sum(sink_weights * delta, axis=(0, 1, 4)).reshape(sinks.shape).astype(sinks.dtype)
 
 
 attend.defvjp(_save, _backward)

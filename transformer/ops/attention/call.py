@@ -1,8 +1,10 @@
 """What every attention body is told."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from transformer.ops.mask import visible
@@ -22,6 +24,7 @@ class Call:
       relative: how the table of `Extra.bias` is read.
       block: rows of a query or key block, for bodies that work in blocks; None: the body's choice.
       rules: preset of `transformer.sharding`, for bodies that run on each device by themselves.
+      exchange: how keys reach queries where the mesh splits rows along their length (`context.py`).
     """
 
     mask: Mask
@@ -31,6 +34,7 @@ class Call:
     relative: RelativeBias | None = None
     block: int | None = None
     rules: str = "default"
+    exchange: Literal["auto", "gather", "ring"] = "auto"
 
 
 @jax.tree_util.register_dataclass
@@ -39,6 +43,9 @@ class Where:
     """Who and where the tokens are: absolute positions (negative: padding or empty), packed segments, and orders.
 
     Orders (`ops.mask.visible`) are those of a prefix that sees itself in both directions, or None.
+
+    Attributes:
+      zigzag: the tokens of both sides lie in the order of `ops.zigzag`; `Call.aligned` is of the order before.
     """
 
     q_positions: Int[Array, "B T"]
@@ -47,6 +54,7 @@ class Where:
     k_segments: Int[Array, "B S"] | None = None
     q_orders: Int[Array, "B T"] | None = None
     k_orders: Int[Array, "B S"] | None = None
+    zigzag: bool = field(metadata={"static": True}, default=False)
 
     def visible(self, mask: Mask) -> Bool[Array, "B T S"]:
         """`ops.mask.visible` of these tokens."""
@@ -69,3 +77,21 @@ class Extra:
 
 
 NOTHING = Extra()
+
+
+def deltas(out: Float[Array, "B T N H"], d_out: Float[Array, "B T N H"]) -> Float[Array, "B N T"]:
+    """The mean of each query's d_weights under its weights, in float32 (FlashAttention, arXiv:2205.14135, B.2)."""
+    return jnp.einsum("btnh,btnh->bnt", out, d_out, preferred_element_type=jnp.float32)
+
+
+def gradients_of_extra(
+    extra: Extra, log_total: Float[Array, "B N T"], delta: Float[Array, "B N T"], d_table: Float[Array, "B N R"] | None
+) -> Extra:
+    """Of the learned terms: a sink weighs what its logit is worth in each query's softmax, and its value is 0."""
+    d_sinks = None
+    if extra.sinks is not None:
+        weights = jnp.exp(extra.sinks.astype(jnp.float32)[:, None] - log_total)
+        d_sinks = -jnp.sum(weights * delta, axis=(0, 2)).astype(extra.sinks.dtype)
+    if d_table is not None:
+        d_table = jnp.sum(d_table, axis=0).T.astype(extra.bias.dtype)
+    return Extra(d_sinks, d_table)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
@@ -20,14 +21,15 @@ from transformer.kernels import blocks as policy
 from transformer.kernels import splash, splash_backward
 from transformer.kernels.visits import Visits, visits
 from transformer.ops.attention.blocks import block_size, cut_rows, pad, shown_blocks
-from transformer.ops.attention.call import NOTHING, Call, Extra, Where
+from transformer.ops.attention.call import NOTHING, Call, Extra, Where, deltas, gradients_of_extra
 from transformer.sharding import device_kind, partition_spec, platform
+
+# Whether `shard_map` can tell on which devices its results differ.
+TYPED = False
 
 
 def refuse(call: Call) -> str | None:
-    """On TPUs, blocks are whole registers of 128 lanes; and the compiler for v4 doesn't take the kernels yet."""
-    if platform() == "tpu" and device_kind() == "TPU v4":
-        return 'its kernels don\'t compile for TPU v4 ("sublane gather"); use "blockwise"'
+    """On TPUs, blocks are whole registers of 128 lanes."""
     if platform() == "tpu" and call.block is not None and call.block % splash.LANES:
         return f"compute.attention_block={call.block}: on TPUs, use a multiple of {splash.LANES}, or None"
     return None
@@ -54,26 +56,20 @@ def attend(
 def _save(call: Call, q: Array, k: Array, v: Array, where: Where, extra: Extra):
     at = _Specs.of(call, q, k, where)
     inputs = at and (at.queries, at.keys, at.keys, at.rows, at.extra(extra))
-    run = _on_each_device(_forward, call, inputs, at and (at.queries, at.totals))
-    out, log_total = run(q, k, v, where, extra)
+    run = _on_each_device(forward, call, inputs, at and (at.queries, at.totals))
+    out, log_total = (checkpoint_name(x, "attended") for x in run(q, k, v, where, extra))
     return out, (q, k, v, where, extra, out, log_total)
 
 
 def _backward(call: Call, saved, d_out: Array):
     q, k, v, where, extra, out, log_total = saved
     at = _Specs.of(call, q, k, where)
-    delta = jnp.einsum("btnh,btnh->bnt", out, d_out, preferred_element_type=jnp.float32)
+    delta = deltas(out, d_out)
     inputs = at and (at.queries, at.keys, at.keys, at.rows, at.extra(extra), at.queries, at.totals, at.totals)
     outputs = at and (at.queries, at.keys, at.keys, None if extra.bias is None else at.totals)
-    run = _on_each_device(_gradients, call, inputs, outputs)
+    run = _on_each_device(gradients, call, inputs, outputs)
     dq, dk, dv, d_table = run(q, k, v, where, extra, d_out, log_total, delta)
-    d_sinks = None
-    if extra.sinks is not None:
-        sink_weights = jnp.exp(extra.sinks.astype(jnp.float32)[:, None] - log_total)
-        d_sinks = -jnp.sum(sink_weights * delta, axis=(0, 2)).astype(extra.sinks.dtype)
-    if d_table is not None:
-        d_table = jnp.sum(d_table, axis=0).T.astype(extra.bias.dtype)
-    return dq, dk, dv, None, Extra(d_sinks, d_table)
+    return dq, dk, dv, None, gradients_of_extra(extra, log_total, delta, d_table)
 
 
 attend.defvjp(_save, _backward)
@@ -115,8 +111,8 @@ def _on_each_device(run: Callable, call: Call, inputs: tuple | None, outputs: tu
     return jax.shard_map(run, in_specs=inputs, out_specs=outputs, check_vma=False)
 
 
-def _forward(call: Call, q: Array, k: Array, v: Array, where: Where, extra: Extra):
-    """The output [B, T, N, Hv] and each query's log of the softmax denominator [B, N, T]."""
+def forward(call: Call, q: Array, k: Array, v: Array, where: Where, extra: Extra) -> tuple[Array, Array]:
+    """The output [B, T, N, Hv], and each query's log of the softmax denominator [B, N, T], `BLIND` in the dark."""
     plan = _Plan.of(call, q, k, v, where, backward=False)
     sinks = None if extra.sinks is None else extra.sinks.astype(jnp.float32)
     inputs = *plan.features(q, k, v), plan.q_rows, plan.k_rows, sinks, _table(extra)
@@ -125,15 +121,16 @@ def _forward(call: Call, q: Array, k: Array, v: Array, where: Where, extra: Extr
     return _joined(out, length), log_total.reshape(batch, heads, -1)[:, :, :length]
 
 
-def _gradients(call: Call, q, k, v, where: Where, extra: Extra, d_out, log_total, delta):
+def gradients(call: Call, q, k, v, where: Where, extra: Extra, d_out, log_total, delta):
     """Of q, k and v, and of the table of biases in each row of the batch [B, N, R]."""
     plan = _Plan.of(call, q, k, v, where, backward=True)
     block = plan.kernel.q_block
     totals = (_as_rows(x, plan.groups, block) for x in (log_total, delta))
     rows = plan.q_rows, plan.k_rows
-    inputs = *plan.features(q, k, v), *rows, _table(extra), _by_group(d_out, plan.groups, block), *totals
-    dq, d_table = splash_backward.queries(plan.kernel, plan.walk(), *inputs)
-    dk, dv = splash_backward.keys_and_values(plan.kernel, plan.walk(key_major=True), *inputs)
+    features, d_out = plan.features(q, k, v), _by_group(d_out, plan.groups, block)
+    inputs = splash_backward.Inputs(*features, *rows, _table(extra), d_out, *totals)
+    dq, d_table = splash_backward.queries(plan.kernel, plan.walk(), inputs)
+    dk, dv = splash_backward.keys_and_values(plan.kernel, plan.walk(key_major=True), inputs)
     if d_table is not None:
         d_table = jnp.sum(d_table, axis=(-2, -1)).reshape(q.shape[0], q.shape[2], -1)
     dk, dv = (_summed(d, like) for d, like in ((dk, k), (dv, v)))

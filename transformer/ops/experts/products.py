@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 from transformer.ops.activations import activate, gate
 from transformer.ops.experts.call import ExpertWeights, Hidden, activated, enter, leave, one_expert
 from transformer.ops.experts.slots import Slots
+from transformer.sharding import platform
 from transformer.spec import FeedForward
 
 # Rows of a tile: at most a quarter of an expert's even share, at most as many as larger products gain anything from
@@ -27,13 +28,25 @@ def tile_rows(rows: int, num_experts: int) -> int:
     return min(1 << (share.bit_length() - 1), MOST_ROWS)
 
 
+def compiler_options() -> dict[str, bool] | None:
+    """What `jax.jit` of a program with `ragged` in it has to tell the compiler of the platform in force.
+
+    Without it, TPU compilers from libtpu 0.0.52 on multiply every row by every expert (docs/experts.md).
+    """
+    return {"xla_tpu_enable_ragged_dot_kernel": True} if platform() == "tpu" else None
+
+
 def batched(spec: FeedForward, x: Float[Array, "E C D"], w: ExpertWeights) -> Float[Array, "E C D"]:
     """As many rows for each expert, all at once."""
     return jax.vmap(functools.partial(one_expert, spec))(x, w)
 
 
 def ragged(spec: FeedForward, x: Float[Array, "S D"], slots: Slots, w: ExpertWeights) -> Float[Array, "S D"]:
-    """Tiles of one row through `jax.lax.ragged_dot`, which has kernels on accelerators; on a CPU it is dense."""
+    """Tiles of one row through `jax.lax.ragged_dot`, which has kernels on accelerators; on a CPU it is dense.
+
+    On TPUs see that programs get `compiler_options`. JAX's megablox kernel, the other choice there, has no types for
+    `jax.shard_map`, and moves more bytes on most chips (docs/experts.md).
+    """
     # Kernels leave rows beyond the last group as they find them.
     held = (slots.source < slots.row.size)[:, None]
 

@@ -1,0 +1,1 @@
+"""What the figures show, as plain arrays, computed by the package's own code; nothing here draws."""

@@ -1,0 +1,78 @@
+"""What a step of generation costs with and without a key/value cache: by the formula, and as compiled."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer import api, spec
+from transformer.ops import cache as caches
+from transformer.planning.accounting import mean_visible
+
+
+@dataclass(frozen=True)
+class Work:
+    """Vectors and scores that one head of one layer computes to predict token t + 1 from t tokens, t = 1, 2 …
+
+    Attributes:
+      keys: of each step; as many values.
+      scores: visible ones.
+    """
+
+    keys: np.ndarray
+    scores: np.ndarray
+
+    @property
+    def total(self) -> np.ndarray:
+        """Keys, values and scores of all steps until now."""
+        return np.cumsum(2 * self.keys + self.scores)
+
+
+def work(steps: int, mask: spec.Mask | None = None) -> dict[str, Work]:
+    """Both ways to generate: without a cache t, t and t(t + 1) / 2 under a causal mask; with one 1, 1 and t."""
+    mask, t = mask or spec.Mask(causal=True), np.arange(1, steps + 1)
+    seen = np.array([round(mean_visible(mask, length) * length) for length in t])
+    return {"without": Work(t, seen), "with": Work(np.ones_like(t), np.diff(seen, prepend=0))}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """FLOPs of the compiled program of one step after `lengths` tokens, by way ("without" or "with" a cache)."""
+
+    lengths: tuple[int, ...]
+    flops: dict[str, tuple[float, ...]]
+
+
+def compiled(reference: str = "llama3:tiny", lengths: tuple[int, ...] = (1, 8, 16, 32, 64)) -> Compiled:
+    """What XLA counts in the programs that compute the features of the last of `lengths` tokens; nothing runs.
+
+    Layers are unrolled, as in decoding: XLA counts the body of a loop once.
+    """
+    model = api.build(reference, attention="reference").spec
+    if model.decoder is None or model.encoder is not None:
+        raise ValueError(f"reference={reference!r}: shown for a decoder alone")
+    model = api.build(dataclasses.replace(model, decoder=model.decoder.unrolled), attention="reference")
+    params = api.init(model, abstract=True)
+
+    def whole(params, tokens):
+        return model.apply({"params": params}, tokens, method="features")[0][:, -1]
+
+    def step(params, token, positions, cache):
+        return model.apply({"params": params}, token, positions, None, cache, method="features")
+
+    def count(function, *args) -> float:
+        return jax.jit(function).lower(params, *args).compile().cost_analysis()["flops"]
+
+    def ids(length: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((1, length), jnp.int32)
+
+    empty = [jax.eval_shape(lambda n=n: caches.init(model.spec.decoder, 1, n, "float32")) for n in lengths]
+    return Compiled(
+        lengths,
+        {
+            "without": tuple(count(whole, ids(n)) for n in lengths),
+            "with": tuple(count(step, ids(1), ids(1), cache) for cache in empty),
+        },
+    )

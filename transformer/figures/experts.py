@@ -1,0 +1,122 @@
+"""Mixtures of experts: the router's picks at true size, load before and after training, dropped tokens."""
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from transformer.figures.data import experts as data
+from transformer.figures.look import Look, dressed, stepped
+
+SIZES = ("mixtral:8x7b", "qwen3_moe:235b-a22b", "deepseek_v3:671b")
+REMEDY_COLORS = {"none": "red", "auxiliary": "orange", "correction": "blue"}
+LOADED = 512  # tokens whose load is shown
+
+
+def router_grid(
+    references: tuple[str, ...] = SIZES, tokens: int = 8, language: str = "en", theme: str = "light"
+) -> go.Figure:
+    """The experts of published models, all of them, and those that a token is sent to; the slider picks the token.
+
+    Routers are at their initial weights and tokens random; below is the load of 512 of them.
+    """
+    look = Look(language, theme)
+    mixtures = {name: data.mixture(name) for name in references}
+    picks = {name: data.random_picks(one, LOADED) for name, one in mixtures.items()}
+    figures = {str(t + 1): _grid(mixtures, picks, t, look) for t in range(tokens)}
+    return stepped(figures, look("token"), look)
+
+
+def _grid(mixtures: dict, picks: dict, token: int, look: Look) -> go.Figure:
+    c, titles = look.colors, []
+    for name, one in mixtures.items():
+        shared = look("and shared") if one.shared else ""
+        titles.append(f"{name}<br><sup>{look('experts', count=one.num_experts, top=one.top_k)}{shared}</sup>")
+    loads = [look("load of", count=LOADED)] * len(mixtures)
+    figure = make_subplots(2, len(mixtures), subplot_titles=[*titles, *loads], row_heights=[0.68, 0.32])
+    for column, (name, one) in enumerate(mixtures.items(), 1):
+        index, weight = picks[name]
+        cells = np.zeros(one.num_experts)
+        cells[index[token]] = weight[token] / weight[token].max() * 0.6 + 0.4
+        wide = 4 if one.num_experts <= 8 else 16
+        number = np.arange(one.num_experts).reshape(-1, wide)
+        figure.add_heatmap(
+            z=cells.reshape(-1, wide), zmin=0, zmax=1, colorscale=look.scale("orange"), showscale=False, xgap=2, ygap=2,
+            text=number, hovertemplate="expert %{text}<extra></extra>", row=1, col=column,
+        )  # fmt: skip
+        bare = dict(visible=False, constrain="domain", row=1, col=column)
+        figure.update_xaxes(**bare)
+        figure.update_yaxes(
+            autorange="reversed", scaleanchor="x" if column == 1 else f"x{column}", constraintoward="top", **bare
+        )
+        load = data.counts(index, one.num_experts)
+        here = dict(row=2, col=column)
+        colors = np.full(one.num_experts, look.tint("orange"))
+        colors[index[token]] = c.orange
+        figure.add_bar(y=load, marker=dict(color=colors, line_width=0), showlegend=False, **here)
+        figure.add_hline(y=load.mean(), line=dict(color=c.ink, dash="dot", width=1), **here)
+        figure.update_xaxes(title_text="expert", **here)
+    figure = dressed(figure, look, f"{look('router')}<br><sup>{look('router note')}</sup>", height=660, bargap=0)
+    return figure.update_layout(margin_t=140)
+
+
+def expert_load(
+    runs: dict[str, data.Balancing] | None = None, steps: int = 80, language: str = "en", theme: str = "light"
+) -> go.Figure:
+    """Each expert's share before and after training, and how uneven the load is on the way, by remedy.
+
+    Args:
+      runs: `data.experts.train` of each remedy; by default small models are trained on the spot, for `steps` steps.
+    """
+    look = Look(language, theme)
+    runs = runs or {remedy: data.train(remedy, steps) for remedy in data.REMEDIES}
+    names = [look(f"remedy {remedy}") for remedy in runs]
+    layout = [[{} for _ in runs], [{"colspan": len(runs)}, *[None] * (len(runs) - 1)]]
+    figure = make_subplots(
+        2, len(runs), specs=layout, subplot_titles=[*names, look("violation")], vertical_spacing=0.18
+    )
+    top = max(run.after[-1].max() for run in runs.values()) * 1.1
+    for column, (remedy, run) in enumerate(runs.items(), 1):
+        color = getattr(look.colors, REMEDY_COLORS[remedy])
+        for when, shares, shade in (("before", run.before, look.colors.line), ("after", run.after, color)):
+            figure.add_bar(
+                y=shares[-1], name=look(f"{when} training"), marker_color=shade, showlegend=False, row=1, col=column
+            )
+        even = 1 / run.after.shape[-1]
+        figure.add_hline(y=even, line=dict(color=look.colors.ink, dash="dot", width=1), row=1, col=column)
+        figure.update_yaxes(range=[0, top], tickformat=".0%", row=1, col=column)
+        figure.update_xaxes(title_text="expert", dtick=1, row=1, col=column)
+        line = dict(color=color, width=2)
+        figure.add_scatter(y=run.violation, mode="lines", name=look(f"remedy {remedy}"), line=line, row=2, col=1)
+    figure.update_xaxes(title_text=look("step"), row=2, col=1)
+    title = f"{look('load')}<br><sup>{look('load note')}</sup>"
+    return dressed(figure, look, title, height=640)
+
+
+def dropped_tokens(
+    references: tuple[str, ...] = SIZES,
+    factors: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0),
+    runs: dict[str, data.Balancing] | None = None,
+    language: str = "en",
+    theme: str = "light",
+) -> go.Figure:
+    """Assignments that no slot is left for, over the capacity factor.
+
+    Args:
+      runs: of `data.experts.train`, to see trained routers too.
+    """
+    look = Look(language, theme)
+    figure = go.Figure()
+    for name in references:
+        one = data.mixture(name)
+        index, _ = data.random_picks(one, LOADED)
+        lost = data.dropped(index, one.num_experts, np.array(factors))
+        figure.add_scatter(x=factors, y=lost, mode="lines+markers", name=name)
+    for remedy, run in (runs or {}).items():
+        lost = data.dropped(run.picks, run.after.shape[-1], np.array(factors))
+        line = dict(color=getattr(look.colors, REMEDY_COLORS[remedy]), dash="dash")
+        label = look("trained with", remedy=look(f"remedy {remedy}"))
+        figure.add_scatter(x=factors, y=lost, mode="lines+markers", name=label, line=line)
+    figure.add_vline(x=1.25, line=dict(color=look.colors.muted, dash="dot"))
+    figure.update_xaxes(title_text=look("capacity factor"))
+    figure.update_yaxes(title_text=look("dropped share"), tickformat=".0%", rangemode="tozero")
+    return dressed(figure, look, f"{look('dropped')}<br><sup>{look('dropped note')}</sup>", height=460)

@@ -1,0 +1,128 @@
+"""FlashAttention: tiles visited and skipped, the online softmax, and bytes moved."""
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from transformer import spec
+from transformer.figures.data import tiles as data
+from transformer.figures.look import Look, box, dressed, stepped
+from transformer.figures.sizes import binary
+
+CAUSAL = spec.Mask(causal=True)
+
+
+def attention_tiles(
+    mask: spec.Mask = CAUSAL,
+    length: int = 64,
+    q_block: int = 8,
+    k_block: int = 8,
+    segments: list[int] | None = None,
+    language: str = "en",
+    theme: str = "light",
+) -> go.Figure:
+    """The tiles of a mask: numbered in the order in which the splash kernels visit them; the others are skipped.
+
+    Args:
+      segments: ids of packed documents, one a token.
+    """
+    look = Look(language, theme)
+    c, cut = look.colors, data.tiles(mask, length, q_block, k_block, segments)
+    figure = go.Figure()
+    figure.add_heatmap(
+        z=cut.visible.astype(int), zmin=0, zmax=1, colorscale=[[0, c.faint], [1, look.tint("blue", 0.75)]],
+        showscale=False, hovertemplate="query %{y}, key %{x}<extra></extra>",
+    )  # fmt: skip
+    for (i, j), step in np.ndenumerate(cut.order):
+        x, y, seen = j * k_block - 0.5, i * q_block - 0.5, step != data.SKIPPED
+        fill = "rgba(0,0,0,0)" if seen else c.line
+        figure.add_shape(**box(x, y, k_block, q_block, "", c.paper, line_width=2, fillcolor=fill))
+        text, color = (str(step + 1), c.ink) if seen else ("×", c.muted)
+        if cut.order.size <= 400:
+            figure.add_annotation(
+                x=x + k_block / 2, y=y + q_block / 2, text=text, showarrow=False, font=dict(color=color, size=12),
+                bgcolor=fill if not seen else c.paper, opacity=0.8, borderpad=1,
+            )  # fmt: skip
+    figure.update_xaxes(title_text=look("key"), showgrid=False, zeroline=False, constrain="domain")
+    figure.update_yaxes(title_text=look("query"), autorange="reversed", showgrid=False, zeroline=False, scaleanchor="x")
+    count = dict(visited=cut.visited, tiles=cut.order.size, share=cut.visited / cut.order.size)
+    told = look("tiles visited", **count, partial=int(np.sum((cut.order != data.SKIPPED) & ~cut.whole)))
+    return dressed(figure, look, f"{look('tiles')}<br><sup>{told}</sup>", height=680)
+
+
+def online_softmax(
+    row: int = -1,
+    length: int = 16,
+    block: int = 4,
+    mask: spec.Mask = CAUSAL,
+    seed: int = 29,
+    language: str = "en",
+    theme: str = "light",
+) -> go.Figure:
+    """The softmax of one query tile by tile: what is kept is a maximum, a sum and an output, never the whole row."""
+    look = Look(language, theme)
+    q, k, v = np.random.default_rng(seed).standard_normal((3, length, 4))
+    row = range(length)[row]
+    run = data.online(mask, q, k, v, 0.5, row, block)
+    figures = {str(step + 1): _state(run, step, length, block, look) for step in range(len(run.blocks))}
+    return stepped(figures, look("tile"), look)
+
+
+def _state(run: data.Online, step: int, length: int, block: int, look: Look) -> go.Figure:
+    c, high = look.colors, np.abs(run.scores[np.isfinite(run.scores)]).max() * 1.15
+    titles = [look("scores of the row"), look("output so far")]
+    figure = make_subplots(1, 2, subplot_titles=titles, column_widths=[0.64, 0.36], horizontal_spacing=0.1)
+    x = np.concatenate([np.arange(i * block, (i + 1) * block) for i in run.blocks])
+    met = np.repeat(np.arange(len(run.blocks)), block)
+    scores = run.scores.reshape(-1)
+    color = np.where(met == step, c.blue, np.where(met < step, look.tint("blue", 0.45), c.line))
+    figure.add_bar(
+        x=x, y=np.where(np.isfinite(scores), scores, np.nan), marker_color=color, showlegend=False,
+        hovertemplate="key %{x}: %{y:.3f}<extra></extra>", row=1, col=1,
+    )  # fmt: skip
+    figure.add_hline(y=run.top[step], line=dict(color=c.red, dash="dash"), row=1, col=1)
+    figure.add_shape(**box(run.blocks[step] * block - 0.5, -high, block, 2 * high, "", c.ink, line_width=1.5))
+    figure.update_xaxes(title_text=look("key"), range=[-0.5, length - 0.5], dtick=block, row=1, col=1)
+    figure.update_yaxes(range=[-high, high], zeroline=True, row=1, col=1)
+    final, now = run.output[-1], run.output[step]
+    for name, values, shade in ((look("so far"), now, c.green), (look("in the end"), final, c.line)):
+        figure.add_bar(x=[f"o{i}" for i in range(len(final))], y=values, name=name, marker_color=shade, row=1, col=2)
+    edge = np.abs(run.output).max() * 1.15
+    figure.update_yaxes(range=[-edge, edge], row=1, col=2)
+    told = look("online state", top=run.top[step], total=run.total[step], fade=run.fade[step])
+    figure = dressed(figure, look, f"{look('online softmax')}<br><sup>{told}</sup>", height=480)
+    return figure.update_layout(legend=dict(orientation="h", x=0.68, y=1.26))
+
+
+def memory_traffic(
+    lengths: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384),
+    head_dim: int = 128,
+    block: int = 512,
+    mask: spec.Mask = CAUSAL,
+    language: str = "en",
+    theme: str = "light",
+) -> go.Figure:
+    """Bytes that a head moves, with whole score matrices and with tiles, counted from the list of visits."""
+    look = Look(language, theme)
+    runs = {n: data.traffic(mask, n, head_dim, min(block, n)) for n in lengths}
+    figure = go.Figure()
+    colors = {"q, k, v": look.colors.blue, "S": look.colors.orange, "P": look.colors.red, "o": look.colors.green}
+    x = [[f"{n:,}" for n in lengths for _ in range(2)], [look(way) for _ in lengths for way in ("standard", "tiled")]]
+    for part, color in colors.items():
+        moved = [way[part] for n in lengths for way in (runs[n].standard, runs[n].tiled)]
+        figure.add_bar(
+            x=x, y=[b / 2**20 for b in moved], name=look("scores whole", name=part) if part in "SP" else part,
+            marker_color=color, text=[binary(b) for b in moved], hovertemplate="%{text}", textposition="none",
+        )  # fmt: skip
+    totals = [sum(way.values()) for n in lengths for way in (runs[n].standard, runs[n].tiled)]
+    figure.add_scatter(
+        x=x, y=[b / 2**20 for b in totals], mode="text", text=[binary(b) for b in totals], textposition="top center",
+        textfont_size=11, showlegend=False, hoverinfo="skip",
+    )  # fmt: skip
+    figure.update_layout(barmode="stack")
+    figure.update_yaxes(title_text="MiB")
+    figure.update_xaxes(title_text=look("tokens"))
+    last = runs[lengths[-1]]
+    ratio = sum(last.standard.values()) / sum(last.tiled.values())
+    told = look("traffic ratio", ratio=ratio, length=lengths[-1], dim=head_dim, block=block)
+    return dressed(figure, look, f"{look('traffic')}<br><sup>{told}</sup>", height=500)
