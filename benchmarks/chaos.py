@@ -29,7 +29,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PROCESSES, DEVICES = 2, 1
-PATIENCE = 240  # seconds after which a run that is still there hangs
+PATIENCE = 900  # seconds after which a run that is still there hangs
 FIELDS = {
     "mesh.data": 1, "mesh.fsdp": 2, "model.num_layers": 1, "model.d_model": 32, "model.num_heads": 2,
     "model.num_kv_heads": 1, "model.head_dim": 16, "model.d_ff": 32, "data.seq_len": 32, "data.batch_size": 8,

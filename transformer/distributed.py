@@ -29,6 +29,7 @@ START_SECONDS = 300
 HEARTBEAT_SECONDS = 60
 MEET_SECONDS = 3600  # a large model compiles for long
 LOST, HUNG = 1, 3  # exit codes
+_alone = False  # `join` found nobody
 _meetings = itertools.count()  # the same in all processes
 
 
@@ -135,6 +136,8 @@ def join(
     try:
         jax.distributed.initialize(**options)
     except (ValueError, RuntimeError) as error:
+        global _alone
+        _alone = True  # JAX counts as initialized from the first try
         if cluster is None and "should be defined" in str(error):
             return  # a TPU host that belongs to no slice
         where = f" at {cluster.coordinator}" if cluster and cluster.coordinator else ""
@@ -155,7 +158,7 @@ def _on_tpu() -> bool:
 
 def joined() -> bool:
     """Whether this process is one of several, or could have been."""
-    return jax.distributed.is_initialized()
+    return jax.distributed.is_initialized() and not _alone
 
 
 def label() -> str:
@@ -236,7 +239,7 @@ def leave(code: int) -> int:
 
     A process that failed doesn't wait for the others, who wait for it: it is gone at once, and they notice.
     """
-    if not joined():
+    if not jax.distributed.is_initialized() or (_alone and code == 0):
         return code
     if code == 0:
         try:
