@@ -34,7 +34,7 @@ def test_the_table_and_the_exit_status_tell_the_verdict(monkeypatch, capsys, ver
     [
         (["--families", "gpt5"], "config='gpt5': unknown; use one of bert"),
         (["--meshes", "fsdp=3"], "--meshes='fsdp=3': sizes multiply to 3; use --devices=3, or other sizes"),
-        (["--meshes", "fsd=8"], "'fsd=8' is no AXIS=SIZE with a further axis of data, fsdp"),
+        (["--meshes", "fsd=8"], "'fsd=8' is no AXIS=SIZE with a further axis of slice, data, fsdp"),
         (["--meshes", "fsdp=2,fsdp=4"], "'fsdp=4' is no AXIS=SIZE"),
         (["--meshes", "fsdp=many"], "'fsdp=many' is no AXIS=SIZE"),
         (["--devices", "1"], "--devices=1: use at least 2"),

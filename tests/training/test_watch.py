@@ -30,6 +30,15 @@ def test_a_storm_of_signals_asks_once():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.fixture
+def interruptible():
+    """Shells start jobs in the background with interrupts ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_interrupt_from_the_keyboard_interrupts():
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGINT)
