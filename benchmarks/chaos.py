@@ -29,13 +29,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PROCESSES, DEVICES = 2, 1
-PATIENCE = 240  # seconds after which a run that is still there hangs
+PATIENCE = 900  # seconds after which a run that is still there hangs
 FIELDS = {
     "mesh.data": 1, "mesh.fsdp": 2, "model.num_layers": 1, "model.d_model": 32, "model.num_heads": 2,
     "model.num_kv_heads": 1, "model.head_dim": 16, "model.d_ff": 32, "data.seq_len": 32, "data.batch_size": 8,
     "train.steps": 60, "train.checkpoint_every": 6, "train.eval_every": 0, "train.eval_batches": 1,
     "train.log_every": 5, "train.check_replicas_every": 10, "train.watchdog_seconds": 100.0,
-    "data.source": "text", "data.paths": (str(ROOT / "docs" / "*.md"),), "data.validation_fraction": 0.3,
+    "data.source": "text", "data.validation_fraction": 0.3,
 }  # fmt: skip
 LIMITS = ("--heartbeat-timeout=30", "--start-timeout=100")  # seconds
 TOLD = ("is damaged", "stopped by a signal", "can't be written", "no space", "another process is gone", "hung")
@@ -68,8 +68,8 @@ def child(arguments: list[str], log: str) -> None:
 class Run:
     """One run in a workdir of its own."""
 
-    def __init__(self, context, folder: Path):
-        self.context, self.folder, self.log = context, folder, folder / "log.txt"
+    def __init__(self, context, folder: Path, texts: Path):
+        self.context, self.folder, self.log, self.texts = context, folder, folder / "log.txt", texts
         self.workdir = folder / "run"
         self.processes = []
 
@@ -79,6 +79,7 @@ class Run:
             port = listener.getsockname()[1]
         arguments = ["--config=llama3:tiny", f"--workdir={self.workdir}", *LIMITS]
         arguments += [f"--config.{name}={value}" for name, value in FIELDS.items()]
+        arguments.append(f"--config.data.paths={(str(self.texts / '*.md'),)}")
         arguments += [f"--coordinator=127.0.0.1:{port}", f"--num-processes={PROCESSES}"]
         self.processes = [
             self.context.Process(target=child, args=([*arguments, f"--process-id={i}"], str(self.log)))
@@ -257,9 +258,11 @@ def main() -> None:
         "JAX_COMPILATION_CACHE_MAX_SIZE": str(2**30), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }  # fmt: skip
     sys.path.insert(0, str(ROOT))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # and not without unmounting
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["train"])
-    undisturbed = Run(context, root)
+    shutil.copytree(ROOT / "docs", root / "docs")  # what is trained on; the pages may change meanwhile
+    undisturbed = Run(context, root, root / "docs")
     undisturbed.start()
     codes = undisturbed.wait()
     assert codes == [0] * PROCESSES, undisturbed.log.read_text()
@@ -271,11 +274,13 @@ def main() -> None:
             break
         folder = root / str(i)
         folder.mkdir()
-        run, kind = Run(context, folder), kinds[i % len(kinds)]
+        run, kind = Run(context, folder, root / "docs"), kinds[i % len(kinds)]
         same = kind.same
-        disturb(run, kind, ways[kind.name], rng, undisturbed.seal())
-        if run.workdir.is_mount():
-            subprocess.run(["umount", run.workdir], check=False)
+        try:
+            disturb(run, kind, ways[kind.name], rng, undisturbed.seal())
+        finally:
+            if run.workdir.is_mount():
+                subprocess.run(["umount", "-l", run.workdir], check=False)
         if kind.same > same:
             shutil.rmtree(folder)
         print(f"{i + 1}: {kind.name}: {kind.seconds[-1]:.1f} s", flush=True)

@@ -4,6 +4,7 @@ A run of several hosts is the same program once a host. `join` reads who is ther
 from the launcher, and hands it to `jax.distributed`; everything below it sees one mesh of all devices.
 """
 
+import itertools
 import logging
 import os
 import sys
@@ -26,7 +27,10 @@ GOOGLE = "0x1ae0"  # PCI vendor of TPUs
 
 START_SECONDS = 300
 HEARTBEAT_SECONDS = 60
+MEET_SECONDS = 3600  # a large model compiles for long
 LOST, HUNG = 1, 3  # exit codes
+_alone = False  # `join` found nobody
+_meetings = itertools.count()  # the same in all processes
 
 
 class DistributedError(ValueError):
@@ -132,6 +136,8 @@ def join(
     try:
         jax.distributed.initialize(**options)
     except (ValueError, RuntimeError) as error:
+        global _alone
+        _alone = True  # JAX counts as initialized from the first try
         if cluster is None and "should be defined" in str(error):
             return  # a TPU host that belongs to no slice
         where = f" at {cluster.coordinator}" if cluster and cluster.coordinator else ""
@@ -152,7 +158,7 @@ def _on_tpu() -> bool:
 
 def joined() -> bool:
     """Whether this process is one of several, or could have been."""
-    return jax.distributed.is_initialized()
+    return jax.distributed.is_initialized() and not _alone
 
 
 def label() -> str:
@@ -208,6 +214,18 @@ def together(what: str) -> Iterator[None]:
         raise DistributedError(f"process {failed[0]} failed while {what}; what it printed says why")
 
 
+def meet(where: str) -> None:
+    """Waits until all processes have come here; no device takes part, and none's patience ends.
+
+    Raises:
+      JaxRuntimeError: another process is gone.
+    """
+    if jax.process_count() > 1:
+        from orbax.checkpoint import multihost
+
+        multihost.get_barrier_sync_fn()(key=f"{where} {next(_meetings)}", timeout_ms=1000 * MEET_SECONDS)
+
+
 def check_same(digest: bytes, what: str) -> None:
     """Raises `DistributedError` unless all processes bring the same digest of `what`."""
     found = _gather(np.frombuffer(digest, np.uint8).astype(np.int32))
@@ -221,7 +239,7 @@ def leave(code: int) -> int:
 
     A process that failed doesn't wait for the others, who wait for it: it is gone at once, and they notice.
     """
-    if not joined():
+    if not jax.distributed.is_initialized() or (_alone and code == 0):
         return code
     if code == 0:
         try:
@@ -238,5 +256,5 @@ def leave(code: int) -> int:
 
 __all__ = [
     "HUNG", "LOST", "Cluster", "DistributedError", "check_same", "explain_loss", "first_line", "from_first", "join",
-    "joined", "label", "leave", "read_cluster", "together",
+    "joined", "label", "leave", "meet", "read_cluster", "together",
 ]  # fmt: skip

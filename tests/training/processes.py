@@ -46,7 +46,7 @@ def start(
     ]  # fmt: skip
 
 
-def finish(running: list[subprocess.Popen], seconds: float = 240) -> tuple[list[int], list[str]]:
+def finish(running: list[subprocess.Popen], seconds: float = 900) -> tuple[list[int], list[str]]:
     """Exit codes and outputs; whoever is still there after `seconds` is killed, and that is an error."""
     try:
         outputs = [process.communicate(timeout=seconds)[0] for process in running]

@@ -20,8 +20,8 @@ TINY = {
     "train.steps": STEPS, "train.checkpoint_every": 10, "train.eval_every": 0, "train.eval_batches": 1,
     "train.log_every": 1,
 }  # fmt: skip
-QUICK = ("--heartbeat-timeout=10", "--start-timeout=120")
-PATIENCE = 180
+QUICK = ("--heartbeat-timeout=30", "--start-timeout=300")
+PATIENCE = 600
 
 
 def start(workdir, flags=QUICK, **more):

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 import transformer
+from tests.training.damage import with_bit_flipped
 from transformer import config
 from transformer.checkpoints.workdir import Workdir, WorkdirError
 from transformer.settings import SettingsError
 from transformer.sharding import ShardingError
+from transformer.training import loop
 from transformer.training.loop import _Loop, train
+from transformer.training.replicas import ReplicaError
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +114,28 @@ def test_a_finished_run_stays_as_it_is(straight):
     identical(result.state, again.state)
 
 
+def test_a_device_that_errs_ends_the_run_before_it_is_saved(corpus, tmp_path, monkeypatch):
+    compiled = loop.compile_train_step
+
+    def erring(*arguments):
+        step = compiled(*arguments)
+
+        def erring_step(state, batch):
+            state, values = step(state, batch)
+            if int(state.step) == 5:
+                norm = state.params["decoder"]["final_norm"]
+                norm["scale"] = with_bit_flipped(norm["scale"], device=6)
+            return state, values
+
+        return erring_step
+
+    monkeypatch.setattr(loop, "compile_train_step", erring)
+    run = config.resolve(a_config(corpus, check_replicas_every=4))
+    with pytest.raises(ReplicaError, match="step 6: copies of params/decoder/final_norm/scale differ: 1 of 8"):
+        train(run, tmp_path, quiet=True)
+    assert Workdir(tmp_path).latest_step() == 3
+
+
 def test_training_learns(straight):
     result, workdir = straight
     losses = [r["loss"] for r in records(workdir) if r["kind"] == "train"]
@@ -166,6 +191,8 @@ def test_free_fields_may_change(corpus, straight, tmp_path):
         ("data.batch_size", 12, ShardingError, "12.*must divide over 8 devices"),
         ("train.accumulate", 3, SettingsError, "train.accumulate=3.*data.batch_size=8"),
         ("data.tokenizer", "none.json", SettingsError, "none.json"),
+        ("train.check_replicas_every", -1, SettingsError, "train.check_replicas_every=-1.*0 .never."),
+        ("train.watchdog_seconds", -1.0, SettingsError, "train.watchdog_seconds=-1.0.*0 .never."),
         ("data.paths", ("/none/*.txt",), SettingsError, "data.paths"),
     ],
 )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from tests.training.damage import with_bit_flipped
 from transformer import settings, sharding
 from transformer.training.replicas import ReplicaError, ReplicaGuard
 
@@ -38,18 +39,6 @@ def tree(mesh):
 @pytest.fixture(scope="module")
 def guard(tree):
     return ReplicaGuard(tree)
-
-
-def with_bit_flipped(x: jax.Array, device: int) -> jax.Array:
-    """`x` with the lowest bit of the last byte changed in one device's buffer."""
-    parts = []
-    for shard in x.addressable_shards:
-        content = np.array(shard.data)
-        if shard.device.id == device:
-            content = np.frombuffer(content.tobytes()[:-1] + bytes([content.tobytes()[-1] ^ 1]), content.dtype)
-            content = content.reshape(shard.data.shape)
-        parts.append(jax.device_put(content, shard.device))
-    return jax.make_array_from_single_device_arrays(x.shape, x.sharding, parts)
 
 
 def test_sound_copies_pass(guard, tree):

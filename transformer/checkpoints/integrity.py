@@ -6,9 +6,11 @@ tables only: a bit that flips in the file of an array comes back as another numb
 """
 
 import errno
+import functools
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,7 +89,17 @@ def read_arrays(folder: Path, like: Any, partial: bool = False) -> Any:
         args = ocp.args.PyTreeRestore(
             item=like, restore_args=ocp.checkpoint_utils.construct_restore_args(like), partial_restore=partial
         )
-        return ocp.PyTreeCheckpointHandler().restore(epath.Path(folder / "state"), args=args)
+        hook = sys.excepthook
+        sys.excepthook = functools.partial(_but_late_readers, hook)  # stays, where this fails
+        found = ocp.PyTreeCheckpointHandler().restore(epath.Path(folder / "state"), args=args)
+        sys.excepthook = hook
+        return found
+
+
+def _but_late_readers(hook: Callable, kind: type, value: BaseException, trace: Any) -> None:
+    """When one read fails, TensorStore's others find the event loop gone, and each would print a traceback of it."""
+    if not (kind is RuntimeError and str(value) == "Event loop is closed"):
+        hook(kind, value, trace)
 
 
 def verify(found: Mapping[str, str], seal: Mapping[str, Any]) -> None:

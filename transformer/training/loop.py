@@ -189,7 +189,12 @@ class _Loop:
         train = self.settings.train
         evaluation, clock, stopped = {}, _Clock(), False
         while step < steps and not stopped:
-            state, values = self.train_step(state, self.feed.put(next(self.batches)))
+            batch = self.feed.put(next(self.batches))
+            if clock.started is None and jax.process_count() > 1:
+                # Who waits in a step for one that still compiles loses patience: Gloo's, on CPUs, is 30 s.
+                self.train_step.lower(state, batch).compile()
+                distributed.meet("the training step is compiled")
+            state, values = self.train_step(state, batch)
             step += 1
             if step % train.log_every == 0 or step == steps:
                 values = metrics.plain(values)  # the only wait for the devices
