@@ -12,9 +12,11 @@ Several hosts run the same command each (docs/launch.md). TPU slices, Slurm and 
 """
 
 import argparse
+import contextlib
 import logging
 import sys
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -139,16 +141,28 @@ def run_flags(flags: argparse.Namespace, overrides: list[tuple[str, str]], log: 
         print(f"done: {flags.workdir}")
 
 
+@contextlib.contextmanager
+def log_on_stderr(quiet: bool) -> Iterator[logging.Logger]:
+    """What the package logs goes to stderr meanwhile; if quiet, errors alone."""
+    absl_logging.set_verbosity(absl_logging.WARNING)  # orbax tells every step of a save
+    log, handler = logging.getLogger("transformer"), logging.StreamHandler()
+    before = log.propagate, log.level
+    log.addHandler(handler)
+    log.propagate = False
+    log.setLevel(logging.ERROR if quiet else logging.INFO)
+    try:
+        yield log
+    finally:
+        log.removeHandler(handler)
+        log.propagate, log.level = before
+
+
 def main(arguments: list[str]) -> int:
     """Runs; a mistake of the user's is one line on stderr and exit code 2, a lost process one line and 1."""
     flags, overrides = parse(arguments)
-    absl_logging.set_verbosity(absl_logging.WARNING)  # orbax tells every step of a save
-    log = logging.getLogger("transformer")
-    log.addHandler(logging.StreamHandler())
-    log.propagate = False
-    log.setLevel(logging.ERROR if flags.quiet else logging.INFO)
     try:
-        run_flags(flags, overrides, log)
+        with log_on_stderr(flags.quiet) as log:
+            run_flags(flags, overrides, log)
         code = 0
     except KeyboardInterrupt:
         code = 130

@@ -1,10 +1,13 @@
 """`train.py` as people call it: mistakes are one line, before any work."""
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import train
 
 ROOT = Path(__file__).parents[1]
 
@@ -34,3 +37,10 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, arguments, words):
     assert message.startswith("error: ") and all(word in message for word in words)
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_leaves_logging_as_it_was():
+    log = logging.getLogger("transformer")
+    before = log.propagate, log.level, log.handlers[:]
+    assert train.main(["--config=nowhere", "--workdir=unused"]) == 2
+    assert (log.propagate, log.level, log.handlers) == before
