@@ -21,8 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
+from transformer import settings, sharding
 from transformer.kernels import blocks
 from transformer.ops.attention import Call, Extra, Where, attend
 from transformer.spec import Mask, RelativeBias
@@ -84,7 +85,7 @@ def device(chip: str) -> jax.Device:
 
 def compiled(problem: Problem, on: jax.Device, block: int | None = None):
     """The forward pass and its gradients, in one program: the output, and what flows back from a sum of it."""
-    mesh = jax.sharding.Mesh(np.array([on]), ("data",), axis_types=(AxisType.Auto,))
+    mesh = sharding.make_mesh(settings.Mesh(data=1), [on])
     here = NamedSharding(mesh, PartitionSpec())
 
     def of(*shape, dtype=problem.dtype):

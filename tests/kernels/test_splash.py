@@ -75,7 +75,11 @@ def shipped_attention(mask, segments, q, k, v, block):
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 100])
 def test_as_exact_as_the_kernel_that_jax_ships(window):
-    """Each against float32 arithmetic of the same bfloat16 numbers: packed, grouped heads, keys wider than values."""
+    """Each against float32 arithmetic of the same bfloat16 numbers: packed, grouped heads, keys wider than values.
+
+    Theirs gives the product with values float32 weights, which interpretation does not round as an MXU does by default;
+    ours rounds them itself. So the output may be off by an eighth more here; gradients have no such excuse.
+    """
     length, scale, block = 256, 0.25, 128
     mask = shipped_masks.CausalMask((length, length))
     if window is not None:
@@ -99,8 +103,8 @@ def test_as_exact_as_the_kernel_that_jax_ships(window):
             float(jnp.linalg.norm((a.astype(jnp.float32) - b).ravel()) / jnp.linalg.norm(b.ravel()))
             for a, b in zip(got, exact, strict=True)
         ]
-    for mine, other in zip(errors["ours"], errors["theirs"], strict=True):
-        assert mine < 1.1 * other and other < 1e-2, errors
+    for mine, other, slack in zip(errors["ours"], errors["theirs"], (1.2, 1.05, 1.05, 1.05), strict=True):
+        assert mine < slack * other and other < 1e-2, errors
 
 
 def test_blocks_of_other_than_whole_registers_are_refused_on_tpus(monkeypatch):
