@@ -83,7 +83,10 @@ def balanced_model() -> spec.Model:
         group_score="max",
     )
     tiny = families.build_spec(config.load_config("mixtral:tiny").model.to_dict())
-    swap = lambda block: dataclasses.replace(block, ffn=dataclasses.replace(block.ffn, router=router))  # noqa: E731
+
+    def swap(block: spec.Block) -> spec.Block:
+        return dataclasses.replace(block, ffn=dataclasses.replace(block.ffn, router=router))
+
     return dataclasses.replace(tiny, decoder=tiny.decoder.map(swap))
 
 

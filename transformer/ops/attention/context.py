@@ -20,12 +20,12 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from transformer import axes as ax
 from transformer.ops.attention.call import Call, Extra, Where, deltas, gradients_of_extra
-from transformer.sharding import mesh_axes, partition_spec
+from transformer.ops.attention.places import Places
+from transformer.sharding import mesh_axes
 from transformer.spec import Mask
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ def _attend(plan: Plan, q: Array, k: Array, v: Array, where: Where, extra: Extra
 
 
 def _save(plan: Plan, q: Array, k: Array, v: Array, where: Where, extra: Extra):
-    at = _Specs.of(plan.call, q, k, where)
+    at = Places.of(plan.call, q, k, where)
     inputs = at.queries, at.keys, at.keys, at.rows, at.extra(extra)
     run = _on_each_device(_ring if plan.how == "ring" else _at_once, plan, inputs, (at.queries, at.totals))
     out, log_total = (checkpoint_name(x, "attended") for x in run(q, k, v, where, extra))
@@ -118,40 +118,15 @@ def _save(plan: Plan, q: Array, k: Array, v: Array, where: Where, extra: Extra):
 
 def _backward(plan: Plan, saved, d_out: Array):
     q, k, v, where, extra, out, log_total = saved
-    at, delta = _Specs.of(plan.call, q, k, where), deltas(out, d_out)
+    at, delta = Places.of(plan.call, q, k, where), deltas(out, d_out)
     inputs = at.queries, at.keys, at.keys, at.rows, at.extra(extra), at.queries, at.totals, at.totals
-    table = None if extra.bias is None else PartitionSpec(*at.totals[:2])
-    outputs = at.queries, at.keys, at.keys, table
+    outputs = at.queries, at.keys, at.keys, at.table_gradient(extra)
     run = _on_each_device(_ring_back if plan.how == "ring" else _back_at_once, plan, inputs, outputs)
     dq, dk, dv, d_table = run(q, k, v, where, extra, d_out, log_total, delta)
     return dq, dk, dv, None, gradients_of_extra(extra, log_total, delta, d_table)
 
 
 _attend.defvjp(_save, _backward)
-
-
-class _Specs(NamedTuple):
-    """How the mesh splits queries, keys and values, the fields of rows, and sums of each query."""
-
-    queries: PartitionSpec
-    keys: PartitionSpec
-    rows: PartitionSpec
-    totals: PartitionSpec
-
-    @staticmethod
-    def of(call: Call, q: Array, k: Array, where: Where) -> "_Specs":
-        mesh = jax.sharding.get_abstract_mesh()
-        place = functools.partial(partition_spec, mesh=mesh, rules=call.rules, what="attention")
-        features = ax.BATCH, ax.LENGTH, ax.ACT_HEADS, None
-        queries, keys = place(features, q.shape), place(features, k.shape)
-        rows = place(features[:2], where.q_positions.shape)
-        return _Specs(queries, keys, rows, PartitionSpec(queries[0], queries[2], queries[1]))
-
-    def extra(self, extra: Extra) -> Extra:
-        """Of the learned terms that there are."""
-        heads = self.queries[2]
-        sinks, bias = PartitionSpec(heads), PartitionSpec(None, heads)
-        return Extra(None if extra.sinks is None else sinks, None if extra.bias is None else bias)
 
 
 def _on_each_device(run, plan: Plan, inputs: tuple, outputs: tuple):

@@ -13,16 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from transformer import axes as ax
 from transformer.kernels import blocks as policy
 from transformer.kernels import splash, splash_backward
 from transformer.kernels.visits import Visits, visits
 from transformer.ops.attention.blocks import block_size, cut_rows, pad, shown_blocks
 from transformer.ops.attention.call import NOTHING, Call, Extra, Where, deltas, gradients_of_extra
-from transformer.sharding import device_kind, partition_spec, platform
+from transformer.ops.attention.places import Places
+from transformer.sharding import device_kind, platform
 
 # Whether `shard_map` can tell on which devices its results differ.
 TYPED = False
@@ -54,7 +53,7 @@ def attend(
 
 
 def _save(call: Call, q: Array, k: Array, v: Array, where: Where, extra: Extra):
-    at = _Specs.of(call, q, k, where)
+    at = _places(call, q, k, where)
     inputs = at and (at.queries, at.keys, at.keys, at.rows, at.extra(extra))
     run = _on_each_device(forward, call, inputs, at and (at.queries, at.totals))
     out, log_total = (checkpoint_name(x, "attended") for x in run(q, k, v, where, extra))
@@ -63,10 +62,10 @@ def _save(call: Call, q: Array, k: Array, v: Array, where: Where, extra: Extra):
 
 def _backward(call: Call, saved, d_out: Array):
     q, k, v, where, extra, out, log_total = saved
-    at = _Specs.of(call, q, k, where)
+    at = _places(call, q, k, where)
     delta = deltas(out, d_out)
     inputs = at and (at.queries, at.keys, at.keys, at.rows, at.extra(extra), at.queries, at.totals, at.totals)
-    outputs = at and (at.queries, at.keys, at.keys, None if extra.bias is None else at.totals)
+    outputs = at and (at.queries, at.keys, at.keys, at.table_gradient(extra))
     run = _on_each_device(gradients, call, inputs, outputs)
     dq, dk, dv, d_table = run(q, k, v, where, extra, d_out, log_total, delta)
     return dq, dk, dv, None, gradients_of_extra(extra, log_total, delta, d_table)
@@ -75,31 +74,10 @@ def _backward(call: Call, saved, d_out: Array):
 attend.defvjp(_save, _backward)
 
 
-class _Specs(NamedTuple):
-    """How the mesh in force splits queries, keys and values, positions and segments, and sums of each query."""
-
-    queries: PartitionSpec
-    keys: PartitionSpec
-    rows: PartitionSpec
-    totals: PartitionSpec
-
-    @staticmethod
-    def of(call: Call, q: Array, k: Array, where: Where) -> "_Specs | None":
-        """None where there is nothing to split."""
-        mesh = jax.sharding.get_abstract_mesh()
-        if mesh.empty or mesh.size == 1:
-            return None
-        place = functools.partial(partition_spec, mesh=mesh, rules=call.rules, what="attention")
-        features = ax.BATCH, ax.LENGTH, ax.ACT_HEADS, None
-        queries, keys = place(features, q.shape), place(features, k.shape)
-        rows = place(features[:2], where.q_positions.shape)
-        return _Specs(queries, keys, rows, PartitionSpec(queries[0], queries[2]))
-
-    def extra(self, extra: Extra) -> Extra:
-        """Of the learned terms that there are."""
-        heads = self.queries[2]
-        sinks, bias = PartitionSpec(heads), PartitionSpec(None, heads)
-        return Extra(None if extra.sinks is None else sinks, None if extra.bias is None else bias)
+def _places(call: Call, q: Array, k: Array, where: Where) -> Places | None:
+    """None where there is nothing to split."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return None if mesh.empty or mesh.size == 1 else Places.of(call, q, k, where)
 
 
 def _on_each_device(run: Callable, call: Call, inputs: tuple | None, outputs: tuple | None) -> Callable:
