@@ -37,10 +37,14 @@ from transformer.settings import SettingsError
 from transformer.sharding import ShardingError
 from transformer.spec import SpecError
 from transformer.tokenizer import Tokenizer
+from transformer.training.guard import SkippedError
 from transformer.training.loop import train
 from transformer.training.replicas import ReplicaError
 
-MISTAKES = (SettingsError, SpecError, ShardingError, WorkdirError, CheckpointError, DistributedError, ReplicaError)
+MISTAKES = (
+    SettingsError, SpecError, ShardingError, WorkdirError, CheckpointError, DistributedError, ReplicaError,
+    SkippedError,
+)  # fmt: skip
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:

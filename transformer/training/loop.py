@@ -18,7 +18,7 @@ from transformer.config import Run
 from transformer.nn.model import Transformer
 from transformer.ops.experts import products
 from transformer.tokenizer import Tokenizer, load_tokenizer
-from transformer.training import data, metrics, pairs
+from transformer.training import data, guard, metrics, pairs
 from transformer.training.examples import shape_of
 from transformer.training.feed import Feed
 from transformer.training.objectives import make_objective
@@ -67,6 +67,7 @@ def train(
     Raises:
       SettingsError, ShardingError, WorkdirError, DistributedError: before anything is compiled.
       WorkdirError: no room for a checkpoint.
+      SkippedError: too many steps in a row had no finite loss and gradient (`train.stop_after_skipped`).
       ReplicaError: devices disagree about what they should hold copies of (`train.check_replicas_every`).
     """
     return _Loop(run, workdir, count_flops, sampler, matcher, quiet).run_all()
@@ -145,8 +146,8 @@ class _Loop:
                 state, step, evaluation = self._steps(state, step, steps)
                 self._save(step, state)
                 if step == steps:
-                    evaluation = evaluation or self._evaluate(step, state.params)
-                    self._sample(step, state.params, last=True)
+                    evaluation = evaluation or self._evaluate(step, state.weights)
+                    self._sample(step, state.weights, last=True)
                 else:
                     self.progress.say(f"stopped by a signal: saved step {step}; the same command resumes")
                 self.workdir.wait()
@@ -188,6 +189,7 @@ class _Loop:
     def _steps(self, state: TrainState, step: int, steps: int) -> tuple[TrainState, int, dict[str, float]]:
         train = self.settings.train
         evaluation, clock, stopped = {}, _Clock(), False
+        skipped = int(state.health.skipped)
         while step < steps and not stopped:
             batch = self.feed.put(next(self.batches))
             if clock.started is None and jax.process_count() > 1:
@@ -200,15 +202,16 @@ class _Loop:
                 values = metrics.plain(values)  # the only wait for the devices
                 values |= self._speed(clock.lap(step))
                 self._record(step, "train", values)
+                skipped = guard.skips(skipped, values, train.stop_after_skipped, self.progress.say, step)
             self.progress.step(step)
             if self.guard and step % train.check_replicas_every == 0:
                 self.guard.check(state, step)
             evaluating = train.eval_every and step % train.eval_every == 0
-            evaluation = self._evaluate(step, state.params) if evaluating else {}
+            evaluation = self._evaluate(step, state.weights) if evaluating else {}
             if train.checkpoint_every and step % train.checkpoint_every == 0:
                 self._save(step, state)
             if train.sample_every and step % train.sample_every == 0 and step < steps:
-                self._sample(step, state.params)
+                self._sample(step, state.weights)
             if clock.started is None or evaluating:
                 jax.block_until_ready(state.step)
                 clock.start(step)
