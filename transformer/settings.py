@@ -47,6 +47,7 @@ class Compute:
     expert_capacity: float = 1.25  # slots of an expert in "capacity", times an even share of the assignments
     expert_exchange: Literal["auto", "all_to_all", "all_gather"] = "auto"  # how tokens reach other devices' experts
     expert_buffer: float = 2.0  # rows received by all_to_all, times an even share; what overflows takes all_gather
+    reduce_dtype: DType | None = None  # of the sums over devices of weights' gradients; None: dtype
     remat: Literal["none", "dots", "names", "full"] = "none"  # what the backward pass computes again: nothing … all
     remat_names: tuple[str, ...] = ()  # those of `POINTS` that remat="names" keeps
     offload_names: tuple[str, ...] = ()  # those that it keeps in the host's memory; not on CPUs

@@ -38,9 +38,9 @@ class Transformer(nn.Module):
         if s.decoder is not None:
             self.decoder = Stack(s.decoder, self.compute)
         if s.head is not None:
-            self.head = Head(s.head, s.vocab_size, s.d_model)
+            self.head = Head(s.head, s.vocab_size, s.d_model, self.compute)
         if s.pooler is not None:
-            self.pooler = Pooler(s.pooler)
+            self.pooler = Pooler(s.pooler, self.compute)
         if s.mtp is not None:
             self.mtp = MultiToken(s.mtp, self.compute)
 

@@ -4,12 +4,17 @@ What XLA:CPU is good at decides the forms (figures: benchmarks/decode.py). Its l
 widens int8 slowly; and it reads a matrix faster whose summed axis is the last one.
 """
 
+import functools
 import math
 from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
+
+from transformer import axes as ax
+from transformer import sharding
 
 # Steps of a digit of `_digits` in one of the digit before: half of one is 127, the largest int8.
 BASE = 254
@@ -91,8 +96,34 @@ def turn(weight: Float[Array, "..."] | Quantized, count: int) -> Turned:
     return Turned(jax.tree.map(lambda a: jnp.moveaxis(a, range(count), range(-count, 0)), weight), count)
 
 
-def product(x: Float[Array, "..."], weight: Weight, count: int) -> Float[Array, "..."]:
-    """Sums over the last `count` axes of x and the first `count` of the weight; dtype in = dtype out."""
+@dataclass(frozen=True)
+class Sums:
+    """How a weight's gradient, a sum over tokens, is summed over the devices of a mesh.
+
+    Attributes:
+      names: logical axes of the weight.
+      rules: preset of `transformer.sharding`.
+      dtype: of the sums; None: that of the activations.
+    """
+
+    names: tuple[str, ...]
+    rules: str = "default"
+    dtype: str | None = None
+
+    def over(self) -> tuple[str, ...]:
+        """The axes of the mesh in force over which there is anything to sum."""
+        mesh = jax.sharding.get_abstract_mesh()
+        return () if mesh.empty else sharding.token_axes(mesh, self.rules)
+
+
+def product(x: Float[Array, "..."], weight: Weight, count: int, sums: Sums | None = None) -> Float[Array, "..."]:
+    """Sums over the last `count` axes of x and the first `count` of the weight; dtype in = dtype out.
+
+    Args:
+      sums: of the weight's gradient, for x of [B, T, …] or [B, …]; None: as the compiler sums it.
+    """
+    if sums is not None and not isinstance(weight, Quantized | Turned) and sums.over():
+        return _summed_product(x, weight, count, sums)
     return _product(x, weight, tuple(range(count)), None)
 
 
@@ -152,3 +183,66 @@ def _dot(x: Array, weight: Array, axes: tuple[tuple[int, ...], tuple[int, ...]],
         x = jnp.concatenate([x, jnp.zeros_like(x)])
     y = jax.lax.dot_general(x, weight, (axes, ((), ())), preferred_element_type=dtype)
     return y[:1] if lone else y
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _summed_product(x: Array, weight: Array, count: int, sums: Sums) -> Array:
+    """`product`, whose weight gradient is made on each device of its own tokens, summed once, and kept in parts.
+
+    Left to itself, a compiler sums it whole on every device where it spans all of them (`sharding.scattered_sum`).
+    """
+    return _product(x, weight, tuple(range(count)), None)
+
+
+def _summed_forward(x: Array, weight: Array, count: int, sums: Sums) -> tuple[Array, tuple[Array, Array]]:
+    return _summed_product(x, weight, count, sums), (x, weight)
+
+
+def _summed_backward(count: int, sums: Sums, kept: tuple[Array, Array], d: Array) -> tuple[Array, Array]:
+    x, weight = kept
+    lead, outputs = x.ndim - count, weight.ndim - count
+    behind = tuple(range(d.ndim - outputs, d.ndim)), tuple(range(count, weight.ndim))
+    dx = jax.lax.dot_general(d, weight.astype(x.dtype), (behind, ((), ())))
+    return dx, weight_gradient(x, d, weight, lead, sums)
+
+
+_summed_product.defvjp(_summed_forward, _summed_backward)
+
+
+def weight_gradient(x: Array, d: Array, weight: Array, lead: int, sums: Sums) -> Array:
+    """Sum over the tokens of all devices, the first `lead` axes of x and d, of their outer products: as the weight.
+
+    Raises:
+      ShardingError: the mesh can't split the tokens or the features.
+    """
+    mesh, count = jax.sharding.get_abstract_mesh(), x.ndim - lead
+    tokens = sums.over()
+    place = functools.partial(sharding.partition_spec, mesh=mesh, rules=sums.rules)
+    kept = place(sums.names, weight.shape, what="gradient")
+    of_tokens = place((ax.BATCH, ax.LENGTH)[:lead], x.shape[:lead], what="activation")
+    # What splits a weight and no tokens splits the features.
+    parts = [_axes(entry) for entry in kept]
+    features = [tuple(a for a in part if a not in tokens) or None for part in parts]
+    scattered = [(i, tuple(a for a in part if a in tokens)) for i, part in enumerate(parts)]
+    scattered = [(i, axes) for i, axes in scattered if axes]
+    rest = tuple(a for a in tokens if not any(a in axes for _, axes in scattered))
+    # The part that is scattered in front: of another axis, TPU compilers scatter nothing, or turn all of it first.
+    ahead = bool(scattered) and scattered[0][0] >= count
+
+    def local(x: Array, d: Array) -> Array:
+        summed = tuple(range(lead)), tuple(range(lead))
+        pair = (d, x) if ahead else (x, d)
+        g = jax.lax.dot_general(*pair, (summed, ((), ())), preferred_element_type=sums.dtype)
+        back = d.ndim - lead if ahead else 0
+        for i, axes in scattered:
+            g = sharding.scattered_sum(g, axes, i - count if ahead and i >= count else i + back)
+        g = jax.lax.psum(g, rest) if rest else g
+        return jnp.moveaxis(g, range(back), range(-back, 0)) if ahead else g
+
+    specs = PartitionSpec(*of_tokens, *features[:count]), PartitionSpec(*of_tokens, *features[count:])
+    return jax.shard_map(local, in_specs=specs, out_specs=kept)(x, d).astype(weight.dtype)
+
+
+def _axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The mesh axes of an entry of a `PartitionSpec`."""
+    return () if entry is None else (entry,) if isinstance(entry, str) else entry
