@@ -177,33 +177,6 @@ def token_axes(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, rules: str =
     return (*mesh_axes(ax.BATCH, mesh, rules), *mesh_axes(ax.LENGTH, mesh, rules))
 
 
-def scattered_sum(x: jax.Array, axes: Sequence[str], dimension: int) -> jax.Array:
-    """The sum over the devices of mesh axes, of which each keeps its part of a dimension; under `jax.shard_map`.
-
-    Args:
-      axes: major first, as in the `PartitionSpec` of the result.
-    """
-    for axis in axes:
-        for groups in _stages(jax.lax.axis_size(axis), jax.sharding.get_abstract_mesh()):
-            x = jax.lax.psum_scatter(
-                x, axis, scatter_dimension=dimension, tiled=True, axis_index_groups=groups
-            )
-    return x
-
-
-def _stages(size: int, mesh: jax.sharding.AbstractMesh) -> tuple[list[list[int]] | None, ...]:
-    """Groups of the places on an axis, whose sums one after the other are one sum over the axis.
-
-    TPU compilers have no reduce-scatter over all devices of a slice: they take an all-reduce, which sends twice as
-    much (docs/step.md). Of two parts of the slice one after the other they have.
-    """
-    if size < mesh.size // mesh.shape["slice"] or size % 2:
-        return (None,)
-    # The first part sends nearly all of the bytes: it should have most of the slice's dimensions, thus links.
-    places = np.arange(size).reshape(-1, 4 if size % 4 == 0 and size > 4 else 2)
-    return places.T.tolist(), places.tolist()
-
-
 def platform() -> str:
     """Platform of the devices that the mesh in force spans, else of JAX's default ones."""
     device = _device_in_force()

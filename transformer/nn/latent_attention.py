@@ -14,7 +14,8 @@ from transformer.nn.projection import Norm, Projection, capture, capturing, poin
 from transformer.ops import attention, cached_attention, rope
 from transformer.ops.attention import Where, reference
 from transformer.ops.cache import KVCache, extend
-from transformer.ops.products import Sums, product
+from transformer.ops.products import product
+from transformer.ops.sums import Sums
 from transformer.settings import Compute
 from transformer.sharding import constrain, into_branch, into_stream
 

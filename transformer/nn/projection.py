@@ -12,7 +12,8 @@ from transformer import axes as ax
 from transformer import spec
 from transformer.nn.parameter import parameter
 from transformer.ops.norms import normalize
-from transformer.ops.products import Sums, product
+from transformer.ops.products import product
+from transformer.ops.sums import Sums
 from transformer.settings import Compute
 
 

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from transformer import axes as ax
 from transformer import sharding
+from transformer.ops.sums import Sums
 
 # Steps of a digit of `_digits` in one of the digit before: half of one is 127, the largest int8.
 BASE = 254
@@ -96,33 +97,13 @@ def turn(weight: Float[Array, "..."] | Quantized, count: int) -> Turned:
     return Turned(jax.tree.map(lambda a: jnp.moveaxis(a, range(count), range(-count, 0)), weight), count)
 
 
-@dataclass(frozen=True)
-class Sums:
-    """How a weight's gradient, a sum over tokens, is summed over the devices of a mesh.
-
-    Attributes:
-      names: logical axes of the weight.
-      rules: preset of `transformer.sharding`.
-      dtype: of the sums; None: that of the activations.
-    """
-
-    names: tuple[str, ...]
-    rules: str = "default"
-    dtype: str | None = None
-
-    def over(self) -> tuple[str, ...]:
-        """The axes of the mesh in force over which there is anything to sum."""
-        mesh = jax.sharding.get_abstract_mesh()
-        return () if mesh.empty else sharding.token_axes(mesh, self.rules)
-
-
 def product(x: Float[Array, "..."], weight: Weight, count: int, sums: Sums | None = None) -> Float[Array, "..."]:
     """Sums over the last `count` axes of x and the first `count` of the weight; dtype in = dtype out.
 
     Args:
       sums: of the weight's gradient, for x of [B, T, …] or [B, …]; None: as the compiler sums it.
     """
-    if sums is not None and not isinstance(weight, Quantized | Turned) and sums.over():
+    if sums is not None and not isinstance(weight, Quantized | Turned) and sums.needed():
         return _summed_product(x, weight, count, sums)
     return _product(x, weight, tuple(range(count)), None)
 
@@ -200,49 +181,22 @@ def _summed_forward(x: Array, weight: Array, count: int, sums: Sums) -> tuple[Ar
 
 def _summed_backward(count: int, sums: Sums, kept: tuple[Array, Array], d: Array) -> tuple[Array, Array]:
     x, weight = kept
-    lead, outputs = x.ndim - count, weight.ndim - count
-    behind = tuple(range(d.ndim - outputs, d.ndim)), tuple(range(count, weight.ndim))
+    lead = x.ndim - count
+    behind = tuple(range(lead, d.ndim)), tuple(range(count, weight.ndim))
     dx = jax.lax.dot_general(d, weight.astype(x.dtype), (behind, ((), ())))
-    return dx, weight_gradient(x, d, weight, lead, sums)
+    plan = sums.plan(weight.shape)
+    inputs, outputs = tuple(range(count)), tuple(range(count, weight.ndim))
+    first = plan.first in outputs
+
+    def local(x: Array, d: Array) -> Array:
+        tokens = tuple(range(lead)), tuple(range(lead))
+        # The dimension that is scattered comes first (`Plan.sum`).
+        g = jax.lax.dot_general(*((d, x) if first else (x, d)), (tokens, ((), ())), preferred_element_type=sums.dtype)
+        return plan.sum(g, outputs + inputs if first else inputs + outputs)
+
+    tokens = sharding.partition_spec((ax.BATCH, ax.LENGTH)[:lead], x.shape[:lead], plan.mesh, sums.rules, "activation")
+    specs = tuple(PartitionSpec(*tokens, *plan.features(part)) for part in (inputs, outputs))
+    return dx, jax.shard_map(local, in_specs=specs, out_specs=plan.place)(x, d).astype(weight.dtype)
 
 
 _summed_product.defvjp(_summed_forward, _summed_backward)
-
-
-def weight_gradient(x: Array, d: Array, weight: Array, lead: int, sums: Sums) -> Array:
-    """Sum over the tokens of all devices, the first `lead` axes of x and d, of their outer products: as the weight.
-
-    Raises:
-      ShardingError: the mesh can't split the tokens or the features.
-    """
-    mesh, count = jax.sharding.get_abstract_mesh(), x.ndim - lead
-    tokens = sums.over()
-    place = functools.partial(sharding.partition_spec, mesh=mesh, rules=sums.rules)
-    kept = place(sums.names, weight.shape, what="gradient")
-    of_tokens = place((ax.BATCH, ax.LENGTH)[:lead], x.shape[:lead], what="activation")
-    # What splits a weight and no tokens splits the features.
-    parts = [_axes(entry) for entry in kept]
-    features = [tuple(a for a in part if a not in tokens) or None for part in parts]
-    scattered = [(i, tuple(a for a in part if a in tokens)) for i, part in enumerate(parts)]
-    scattered = [(i, axes) for i, axes in scattered if axes]
-    rest = tuple(a for a in tokens if not any(a in axes for _, axes in scattered))
-    # The part that is scattered in front: of another axis, TPU compilers scatter nothing, or turn all of it first.
-    ahead = bool(scattered) and scattered[0][0] >= count
-
-    def local(x: Array, d: Array) -> Array:
-        summed = tuple(range(lead)), tuple(range(lead))
-        pair = (d, x) if ahead else (x, d)
-        g = jax.lax.dot_general(*pair, (summed, ((), ())), preferred_element_type=sums.dtype)
-        back = d.ndim - lead if ahead else 0
-        for i, axes in scattered:
-            g = sharding.scattered_sum(g, axes, i - count if ahead and i >= count else i + back)
-        g = jax.lax.psum(g, rest) if rest else g
-        return jnp.moveaxis(g, range(back), range(-back, 0)) if ahead else g
-
-    specs = PartitionSpec(*of_tokens, *features[:count]), PartitionSpec(*of_tokens, *features[count:])
-    return jax.shard_map(local, in_specs=specs, out_specs=kept)(x, d).astype(weight.dtype)
-
-
-def _axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """The mesh axes of an entry of a `PartitionSpec`."""
-    return () if entry is None else (entry,) if isinstance(entry, str) else entry
