@@ -61,7 +61,6 @@ def cross_entropy(
     def run(x, table, offsets, targets):
         whole = plan.whole(table)
 
-        @jax.checkpoint
         def step(_, piece):
             rows, aims = piece
             return (), _losses(plan, _logits(rows, whole, offsets), aims)
@@ -227,7 +226,10 @@ def _losses(plan: _Plan, logits: Float[Array, "B t v"], targets: Int[Array, "B t
 
 
 def _walk(chunk: int, step: Callable, carry: Any, rows: tuple[Array, ...]) -> tuple[Any, Any]:
-    """`jax.lax.scan` of `step` over chunks of [B, T, …] arrays, the last one filled up with zeros."""
+    """`jax.lax.scan` of `step` over chunks of [B, T, …] arrays, the last one filled up with zeros.
+
+    A gradient of several chunks runs each step again.
+    """
     batch, length = rows[0].shape[:2]
     width = -(-length // min(-(-batch * length // chunk), length))
     pieces = -(-length // width)
@@ -241,5 +243,5 @@ def _walk(chunk: int, step: Callable, carry: Any, rows: tuple[Array, ...]) -> tu
     def joined(x: Array) -> Array:
         return jnp.swapaxes(x, 0, 1).reshape(batch, pieces * width, *x.shape[3:])[:, :length]
 
-    carry, outputs = jax.lax.scan(step, carry, jax.tree.map(cut, rows))
+    carry, outputs = jax.lax.scan(jax.checkpoint(step), carry, jax.tree.map(cut, rows))
     return carry, jax.tree.map(joined, outputs)
