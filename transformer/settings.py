@@ -49,11 +49,12 @@ class Compute:
     expert_capacity: float = 1.25  # slots of an expert in "capacity", times an even share of the assignments
     expert_exchange: Literal["auto", "all_to_all", "all_gather"] = "auto"  # how tokens reach other devices' experts
     expert_buffer: float = 2.0  # rows received by all_to_all, times an even share; what overflows takes all_gather
+    reduce_dtype: DType | None = None  # of the sums over devices of weights' gradients; None: dtype
     remat: Literal["none", "dots", "names", "full"] = "none"  # what the backward pass computes again: nothing … all
     remat_names: tuple[str, ...] = ()  # those of `POINTS` that remat="names" keeps
     offload_names: tuple[str, ...] = ()  # those that it keeps in the host's memory; not on CPUs
     unroll: int = 1  # body repeats unrolled per scan step
-    loss_chunk: int = 8192  # vocabulary columns of logits alive at once
+    loss_chunk: int = 1024  # positions of a device whose logits are alive at once
     rules: Literal["default", "sequence", "decode"] = "default"  # preset of sharding.py: logical axes -> mesh axes
 
     def __post_init__(self):
@@ -65,7 +66,7 @@ class Compute:
             check(0 < value < math.inf, f"compute.{name}", value, "use a positive factor, such as 1.25")
         self._check_names()
         check(self.unroll >= 1, "compute.unroll", self.unroll, "use 1 (a plain scan) or more")
-        check(self.loss_chunk >= 128, "compute.loss_chunk", self.loss_chunk, "use at least 128 vocabulary columns")
+        check(self.loss_chunk >= 128, "compute.loss_chunk", self.loss_chunk, "use at least 128 positions")
 
     def _check_names(self) -> None:
         remat, kept, moved = self.remat, self.remat_names, self.offload_names

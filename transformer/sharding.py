@@ -172,6 +172,11 @@ def ways(name: str, rules: str = "default") -> int:
     return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in RULES[rules][name])
 
 
+def token_axes(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, rules: str = "default") -> tuple[str, ...]:
+    """The mesh axes, those of size 1 left out, along which devices have other tokens."""
+    return (*mesh_axes(ax.BATCH, mesh, rules), *mesh_axes(ax.LENGTH, mesh, rules))
+
+
 def platform() -> str:
     """Platform of the devices that the mesh in force spans, else of JAX's default ones."""
     device = _device_in_force()

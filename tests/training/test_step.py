@@ -11,7 +11,7 @@ import pytest
 
 from tests import common
 from transformer import config, families, sharding
-from transformer.nn.model import Transformer
+from transformer.nn.model import Losses, Transformer
 from transformer.settings import Optimizer
 from transformer.training import step as steps
 from transformer.training.optimizer import learning_rate, weight_decays
@@ -148,15 +148,14 @@ def test_model_is_given_what_the_batch_has(further, smoothing):
     batch |= {name: np.full((ROWS, 5), i, np.int32) for i, name in enumerate(sorted(further))}
     nats = np.random.default_rng(0).random((ROWS, LENGTH)).astype(np.float32)
 
-    def apply(variables, *args, method, mutable, **given):
+    def apply(variables, weights, *args, method, mutable, smoothing, mtp_weight, **given):
         calls.append((args, method, given))
-        return ((nats, 2 * nats) if smoothing else nats), {}
+        return Losses(jnp.sum((2 if smoothing else 1) * nats * weights), nats, [], []), {}
 
     total, sums = steps.loss_sums(SimpleNamespace(apply=apply), {}, batch, smoothing=smoothing)
     [(args, method, given)] = calls
-    assert method == ("smoothed_losses" if smoothing else "token_losses")
-    assert args[: len(args) - 4] == ((smoothing,) if smoothing else ())
-    for got, name in zip(args[-4:], ("tokens", "targets", "positions", "segment_ids"), strict=True):
+    assert method == "weighed_losses"
+    for got, name in zip(args, ("tokens", "targets", "positions", "segment_ids"), strict=True):
         assert got is batch[name]
     assert given.keys() == {"source" if name.startswith("source") else name for name in further}
     for name in further:

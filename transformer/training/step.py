@@ -36,24 +36,19 @@ def loss_sums(
     added. Those are divided by all target tokens, too, as DeepSeek-V3 does (arXiv:2412.19437, equations 24 and 25).
     """
     weights = batch["weights"]
-    sums = {"tokens": jnp.sum(weights), "bytes": jnp.sum(batch["target_bytes"].astype(jnp.float32))}
     texts = batch["tokens"], batch["targets"], batch["positions"], batch["segment_ids"]
-    method, first = "token_losses", ()
+    how = dict(smoothing=smoothing, mtp_weight=mtp_weight, method="weighed_losses", mutable=[moe.COLLECTION])
+    losses, collections = model.apply({"params": params}, weights, *texts, **_conditions(batch), **how)
+    sums = {
+        "tokens": jnp.sum(weights),
+        "bytes": jnp.sum(batch["target_bytes"].astype(jnp.float32)),
+        "loads": balancing.loads(collections.get(moe.COLLECTION, {})),
+        "nats": jnp.sum(losses.nats * weights),
+    }
     if mtp_weight:
-        method = "further_losses"
-    elif smoothing:
-        method, first = "smoothed_losses", (smoothing,)
-    losses, collections = model.apply(
-        {"params": params}, *first, *texts, **_conditions(batch), method=method, mutable=[moe.COLLECTION]
-    )
-    sums["loads"] = balancing.loads(collections.get(moe.COLLECTION, {}))
-    if mtp_weight:
-        nats, further, seen = losses
-        total, further = jnp.sum(nats * weights), jnp.sum(further * seen * weights)
-        sums |= {"nats": total, "mtp_nats": further, "mtp_tokens": jnp.sum(seen * weights)}
-        return total + mtp_weight / seen.shape[0] * further, sums
-    nats, smoothed = losses if smoothing else (losses, losses)
-    return jnp.sum(smoothed * weights), {"nats": jnp.sum(nats * weights), **sums}
+        sums["mtp_nats"] = sum(jnp.sum(x * seen * weights) for x, seen in zip(losses.further, losses.seen, strict=True))
+        sums["mtp_tokens"] = sum(jnp.sum(seen * weights) for seen in losses.seen)
+    return losses.total, sums
 
 
 def _conditions(batch: Batch) -> dict[str, Any]:
