@@ -19,6 +19,8 @@ MODULES = [path for path in CODE if path.is_relative_to(ROOT / "transformer")]
 FLOORS = {
     "transformer.spec": 0,
     "transformer.axes": 0,
+    "transformer.checks": 0,
+    "transformer.optimizer_settings": 0,
     "transformer.settings": 0,
     "transformer.mapping": 0,
     "transformer.ops": 1,
