@@ -55,7 +55,9 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str
         "The same command resumes from the newest checkpoint of the workdir.",
     )
     parser.add_argument(
-        "--config", default="configs/llama3.py:mini", help="FILE.py[:size] or FAMILY[:size] (%(default)s)"
+        "--config",
+        default="configs/llama3.py:mini",
+        help="FILE.py[:size] or FAMILY[:size], and fields behind it: llama3:mini,train.steps=100 (%(default)s)",
     )
     parser.add_argument(
         "--init-from",
