@@ -46,7 +46,7 @@ def test_wrong_references_are_told(reference, match):
 def test_fields_behind_a_size_are_overrides():
     """With commas in brackets and quotes left alone; a default size may stay unsaid."""
     texts = {
-        "train.steps": "7", "data.paths": "('a,b', 'c')", "data.source": "text", "data.tokenizer": "x{1}.json",
+        "train.steps": "70", "data.paths": "('a,b', 'c')", "data.source": "text", "data.tokenizer": "x{1}.json",
         "optimizer.groups": "({'axes': ('vocab', 'embed'), 'lr': 0.5},)",
     }  # fmt: skip
     found = config.load_config("gpt2:tiny," + ",".join(f"{name}={text}" for name, text in texts.items()))
@@ -58,8 +58,8 @@ def test_fields_behind_a_size_are_overrides():
     assert settings.data.paths == ("a,b", "c") and settings.optimizer.groups == (
         Group(axes=("vocab", "embed"), lr=0.5),
     )
-    unsaid, plain = (config.resolve(config.load_config(name)) for name in ("llama3:,train.steps=9", "llama3"))
-    assert unsaid.spec == plain.spec and unsaid.settings.train.steps == 9
+    unsaid, plain = (config.resolve(config.load_config(name)) for name in ("llama3:,train.steps=90", "llama3"))
+    assert unsaid.spec == plain.spec and unsaid.settings.train.steps == 90
 
 
 def test_a_page_elsewhere_is_loaded_by_its_path(tmp_path):
