@@ -108,7 +108,7 @@ class _Loop:
         self.batches = data.train_iterator(*texts, self.feed.rows)
         self.held_out = data.validation_batches(*texts, settings.train.eval_batches, self.feed.rows)
         asked = settings.train.eval_pairs if self.matcher else 0
-        self.asked = pairs.pairs(settings.data, "validation")[:asked] if asked else []
+        self.asked = [data.held_out(settings.data)[i] for i in range(asked)]
 
     def _open(self, run: Run, workdir: str) -> None:
         self.workdir = Workdir(workdir, self.settings.train.keep_checkpoints)
@@ -147,8 +147,11 @@ class _Loop:
                 if step == steps:
                     evaluation = evaluation or self._evaluate(step, state.params)
                     self._sample(step, state.params, last=True)
-                else:
+                elif self.stop.asked:
                     self.progress.say(f"stopped by a signal: saved step {step}; the same command resumes")
+                else:
+                    remedy = "lower train.steps, or raise epochs in data.mixture"
+                    log.error("the data ended at step %d of train.steps=%d, which is saved: %s", step, steps, remedy)
                 self.workdir.wait()
             clean = True
         finally:
@@ -189,7 +192,11 @@ class _Loop:
         train = self.settings.train
         evaluation, clock, stopped = {}, _Clock(), False
         while step < steps and not stopped:
-            batch = self.feed.put(next(self.batches))
+            with clock.waiting():
+                rows = next(self.batches, None)
+            if rows is None:  # every component of a mixture has given its epochs
+                break
+            batch = self.feed.put(rows)
             if clock.started is None and jax.process_count() > 1:
                 # Who waits in a step for one that still compiles loses patience: Gloo's, on CPUs, is 30 s.
                 self.train_step.lower(state, batch).compile()
@@ -216,13 +223,15 @@ class _Loop:
             stopped = self.stop.reached(step)
         return state, step, evaluation
 
-    def _speed(self, lap: tuple[int, float] | None) -> dict[str, float]:
-        """Tokens (padding included) a second since the last record, and what that is of the devices' peak."""
+    def _speed(self, lap: tuple[int, float, float] | None) -> dict[str, float]:
+        """Since the last record: tokens (padding included) a second, what that is of the devices' peak, and `data_wait`,
+        the share of the time in which nothing went on but the wait for the next batch.
+        """
         if lap is None:
             return {}
-        steps, seconds = lap
+        steps, seconds, waited = lap
         rows = steps * self.settings.data.batch_size / seconds
-        values = {"tokens_per_second": rows * sum(self.lengths.values())}
+        values = {"tokens_per_second": rows * sum(self.lengths.values()), "data_wait": waited / seconds}
         if self.peak:
             length, source = self.lengths["columns"], self.lengths.get("source")
             values["mfu"] = rows * length * self.count_flops(length, source) / self.peak
@@ -275,14 +284,22 @@ class _Clock:
 
     def __init__(self):
         self.started: tuple[int, float] | None = None
+        self._waited = 0.0
 
     def start(self, step: int) -> None:
-        self.started = (step, time.perf_counter())
+        self.started, self._waited = (step, time.perf_counter()), 0.0
 
-    def lap(self, step: int) -> tuple[int, float] | None:
-        """(steps, seconds) since the start, which then is now; None before the first step was compiled."""
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Of this time it is told apart how long it was."""
+        start = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - start
+
+    def lap(self, step: int) -> tuple[int, float, float] | None:
+        """(steps, seconds, those waited) since the start, which is now then; None before the first step was compiled."""
         if self.started is None:
             return None
-        (before, then), now = self.started, time.perf_counter()
-        self.started = (step, now)
-        return (step - before, now - then) if step > before else None
+        (before, then), waited = self.started, self._waited
+        self.start(step)
+        return (step - before, self.started[1] - then, waited) if step > before else None
