@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 
 import jax
 import numpy as np
@@ -43,7 +44,7 @@ def a_config(corpus: str, **train_fields):
 def records(workdir) -> list[dict]:
     """Metrics without the timings."""
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    timings = ("tokens_per_second", "mfu")
+    timings = ("tokens_per_second", "mfu", "data_wait")
     return [{k: v for k, v in json.loads(line).items() if k not in timings} for line in lines]
 
 
@@ -219,3 +220,34 @@ def test_a_file_is_no_workdir(corpus, tmp_path):
         train(config.resolve(a_config(corpus)), tmp_path / "file", quiet=True)
     with pytest.raises(WorkdirError, match="no run here"):
         transformer.load(tmp_path)
+
+
+def test_waiting_for_data_is_measured(corpus, tmp_path, monkeypatch):
+    class Slow:
+        """Batches that take their time."""
+
+        def __init__(self, batches):
+            self._batches = batches
+
+        def __next__(self):
+            time.sleep(0.3)
+            return next(self._batches)
+
+        def __getattr__(self, name):
+            return getattr(self._batches, name)
+
+    make = loop.data.train_iterator
+    monkeypatch.setattr(loop.data, "train_iterator", lambda *args: Slow(make(*args)))
+    train(config.resolve(a_config(corpus, steps=4, eval_every=0, checkpoint_every=0)), tmp_path, quiet=True)
+    found = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    waits = [record["data_wait"] for record in found if "data_wait" in record]
+    assert len(waits) == 3 and all(0.3 < wait <= 1 for wait in waits)
+
+
+def test_data_that_end_are_saved_and_told(corpus, tmp_path, caplog):
+    page = a_config(corpus, steps=1000, eval_every=0, checkpoint_every=0)
+    page.data.update({"source": "mixture", "paths": (), "mixture": ({"paths": (corpus,), "weight": 1, "epochs": 1},)})
+    result = train(config.resolve(page), tmp_path, quiet=True)
+    step = int(result.state.step)
+    assert not result.finished and 5 < step < 100 and Workdir(tmp_path).latest_step() == step
+    assert f"the data ended at step {step} of train.steps=1000, which is saved: lower train.steps" in caplog.text

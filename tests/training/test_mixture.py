@@ -126,7 +126,9 @@ def test_what_is_held_out_of_any_part_is_never_trained_on(folder):
     assert any("X" in text for text in first) and any("a" in text for text in first)
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "workers", [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow)]
+)
 def test_workers_change_neither_batches_nor_states(folder, workers):
     """With shuffling, a mixture whose part ends, and packing, from where another number of workers has left off."""
     parts = ("a", dict(weight=1)), ("b", dict(weight=2, epochs=1))

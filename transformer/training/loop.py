@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,7 @@ from transformer.config import Run
 from transformer.nn.model import Transformer
 from transformer.ops.experts import products
 from transformer.tokenizer import Tokenizer, load_tokenizer
-from transformer.training import data, metrics, pairs
+from transformer.training import data, metrics
 from transformer.training.examples import shape_of
 from transformer.training.feed import Feed
 from transformer.training.objectives import make_objective
@@ -85,6 +84,7 @@ class _Loop:
             self._check(run)
         self._open(run, workdir)
         train = self.settings.train
+        self.data_ended = False
         self.guard = ReplicaGuard(self.like) if train.check_replicas_every else None
         self.watchdog = Watchdog(train.watchdog_seconds)
         self.train_step = compile_train_step(self.model, self.settings)
@@ -108,7 +108,8 @@ class _Loop:
         self.batches = data.train_iterator(*texts, self.feed.rows)
         self.held_out = data.validation_batches(*texts, settings.train.eval_batches, self.feed.rows)
         asked = settings.train.eval_pairs if self.matcher else 0
-        self.asked = [data.held_out(settings.data)[i] for i in range(asked)]
+        unseen = data.held_out(settings.data) if asked else []
+        self.asked = [unseen[i] for i in range(min(asked, len(unseen)))]
 
     def _open(self, run: Run, workdir: str) -> None:
         self.workdir = Workdir(workdir, self.settings.train.keep_checkpoints)
@@ -147,7 +148,7 @@ class _Loop:
                 if step == steps:
                     evaluation = evaluation or self._evaluate(step, state.params)
                     self._sample(step, state.params, last=True)
-                elif self.stop.asked:
+                elif not self.data_ended:
                     self.progress.say(f"stopped by a signal: saved step {step}; the same command resumes")
                 else:
                     remedy = "lower train.steps, or raise epochs in data.mixture"
@@ -190,11 +191,12 @@ class _Loop:
 
     def _steps(self, state: TrainState, step: int, steps: int) -> tuple[TrainState, int, dict[str, float]]:
         train = self.settings.train
-        evaluation, clock, stopped = {}, _Clock(), False
+        evaluation, clock, stopped = {}, metrics.Clock(), False
         while step < steps and not stopped:
             with clock.waiting():
                 rows = next(self.batches, None)
             if rows is None:  # every component of a mixture has given its epochs
+                self.data_ended = True
                 break
             batch = self.feed.put(rows)
             if clock.started is None and jax.process_count() > 1:
@@ -224,8 +226,9 @@ class _Loop:
         return state, step, evaluation
 
     def _speed(self, lap: tuple[int, float, float] | None) -> dict[str, float]:
-        """Since the last record: tokens (padding included) a second, what that is of the devices' peak, and `data_wait`,
-        the share of the time in which nothing went on but the wait for the next batch.
+        """Since the last record: tokens (padding included) a second, and what that is of the devices' peak.
+
+        `data_wait` is the share of the time that went into waiting for the next batch.
         """
         if lap is None:
             return {}
@@ -277,29 +280,3 @@ class _Loop:
             if self.guard:
                 self.guard.check(state, step)
             self.workdir.save(step, state, self.batches.get_state(), self.tokenizer.identity)
-
-
-class _Clock:
-    """Time between records, without compiling and evaluation."""
-
-    def __init__(self):
-        self.started: tuple[int, float] | None = None
-        self._waited = 0.0
-
-    def start(self, step: int) -> None:
-        self.started, self._waited = (step, time.perf_counter()), 0.0
-
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Of this time it is told apart how long it was."""
-        start = time.perf_counter()
-        yield
-        self._waited += time.perf_counter() - start
-
-    def lap(self, step: int) -> tuple[int, float, float] | None:
-        """(steps, seconds, those waited) since the start, which is now then; None before the first step was compiled."""
-        if self.started is None:
-            return None
-        (before, then), waited = self.started, self._waited
-        self.start(step)
-        return (step - before, self.started[1] - then, waited) if step > before else None
