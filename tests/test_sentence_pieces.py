@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformer.settings import SettingsError
 from transformer.tokenizer import StreamDecoder, load_tokenizer
 
-sentencepiece = pytest.importorskip("sentencepiece", reason="pip install 'transformer[data]'")
+sentencepiece = pytest.importorskip("sentencepiece", reason="the extra [data] has it")
 
 SAMPLE = ["the cat sat on the mat, naïve", "日本語 テキスト 🙂", "the dog runs under tables", "x = y + 1"] * 3
 LLAMA = dict(model_type="bpe", byte_fallback=True, vocab_size=300, normalization_rule_name="identity",

@@ -37,7 +37,7 @@ class SentencePieceTokenizer:
         try:
             processor = importlib.import_module("sentencepiece").SentencePieceProcessor
         except ImportError:
-            remedy = "pip install 'transformer[data]', or sentencepiece alone"
+            remedy = "pip install sentencepiece (the extra [data] has it)"
             raise SettingsError(f"{name}: needs sentencepiece, which is not installed; {remedy}") from None
         try:
             content = Path(path).read_bytes()

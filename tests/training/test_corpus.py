@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from transformer.settings import Data, SettingsError
-from transformer.training import corpus, documents
+from transformer.training import corpus, indexes
 from transformer.training.documents import Documents
 
 WORDS = ["the", "a", "cat", "naïve", "日本", "🙂", "runs", "under", "table\n", "tree."]
@@ -36,8 +36,8 @@ def test_big_files_are_cut_at_paragraphs(tmp_path):
     pieces = load(tmp_path / "*.txt")
     assert "".join(pieces) == text and len(pieces) > 20
     assert all(piece.endswith("\n\n") for piece in pieces[:-1])
-    assert max(len(piece.encode()) for piece in pieces) <= documents.PIECE
-    line = "é".join(map(str, range(3 * documents.PIECE // 8)))
+    assert max(len(piece.encode()) for piece in pieces) <= indexes.PIECE
+    line = "é".join(map(str, range(3 * indexes.PIECE // 8)))
     (tmp_path / "line.txt").write_text(line, encoding="utf-8")
     pieces = load(tmp_path / "line.txt", tmp_path / "*.txt")
     assert len(pieces) == len(set(pieces))

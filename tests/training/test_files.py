@@ -10,7 +10,7 @@ import random
 import pytest
 
 from transformer.settings import Data, SettingsError
-from transformer.training import compressed, corpus, documents, files, pairs
+from transformer.training import compressed, corpus, documents, files, indexes, pairs
 from transformer.training.documents import Documents
 
 TEXTS = [
@@ -28,7 +28,7 @@ WITH_FIELDS = [name for name in FORMATS if not name.startswith("a.txt")]
 def need(name):
     module = {".zst": "zstandard", ".parquet": "pyarrow"}.get(name[name.rindex(".") :])
     if module and importlib.util.find_spec(module) is None:
-        pytest.skip(f"{module} is not installed; pip install 'transformer[data]'")
+        pytest.skip(f"{module} is not installed; the extra [data] has it")
 
 
 def packed(name, content):
@@ -67,16 +67,18 @@ def load(*paths, **fields):
     return corpus.load(Data(source="text", paths=tuple(map(str, paths)), **fields))
 
 
+@pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("name", WITH_FIELDS)
-def test_every_format_gives_the_texts_in_order(tmp_path, name, cached):
+def test_every_format_gives_the_texts_in_order(tmp_path, name, cached, mapped, monkeypatch):
+    monkeypatch.setattr(documents, "MAPPED", 0 if mapped else 2**20)
     path = write(tmp_path / name, [{"id": str(i), "body": text} for i, text in enumerate(TEXTS)])
     fields = dict(text_field="body", cache=str(tmp_path / "cache") if cached else None)
     found = load(path, **fields)
     assert list(found) == TEXTS
     assert [found[i] for i in (4, 0, 2)] == [TEXTS[i] for i in (4, 0, 2)]
     assert found.sizes.tolist() == [len(text.encode()) for text in TEXTS]
-    assert found.hashes.tolist() == [documents.content_hash(text) for text in TEXTS]
+    assert found.hashes.tolist() == [indexes.content_hash(text) for text in TEXTS]
     assert list(pickle.loads(pickle.dumps(found))) == TEXTS  # as worker processes get it
     if cached:
         corpus._of_files.cache_clear()
@@ -98,7 +100,7 @@ def test_plain_text_comes_whole(tmp_path, name):
 
 @pytest.mark.parametrize("name", WITH_FIELDS)
 def test_huge_rows_are_cut_and_nothing_of_them_is_lost(tmp_path, name, monkeypatch, caplog):
-    monkeypatch.setattr(documents, "HUGE", 64)
+    monkeypatch.setattr(indexes, "HUGE", 64)
     numbers = [" ".join(map(str, range(first, first + 90))) for first in (100, 300)]
     texts = ["short", "x" * 64, "é".join(numbers[0].split()) + "\n\n" + numbers[1], "last"]
     path = write(tmp_path / name, [{"text": text} for text in texts])
@@ -215,7 +217,7 @@ def test_a_missing_library_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(compressed.importlib, "import_module", missing)
     for name, library in (("a.jsonl.zst", "zstandard"), ("a.parquet", "pyarrow")):
         (tmp_path / name).write_bytes(b"x")
-        with pytest.raises(SettingsError, match=rf"{name}: needs {library}.*pip install 'transformer\[data\]'"):
+        with pytest.raises(SettingsError, match=rf"{name}: needs {library}.*pip install {library} .the extra \[data\]"):
             load(tmp_path / name)
 
 

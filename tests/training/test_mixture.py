@@ -1,7 +1,12 @@
 """Laws of mixtures: shares at every place, every epoch whole, and the same batches for any number of workers."""
 
 import json
+import os
 import random
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from itertools import islice
 
@@ -147,6 +152,31 @@ def test_workers_change_neither_batches_nor_states(folder, workers):
                 np.testing.assert_equal(next(other), expected[step])
     finally:
         other.close()
+
+
+@pytest.mark.slow
+def test_workers_end_with_the_process_that_trains(folder):
+    """However it ends: a killed one can't tell them to."""
+    code = (
+        "import multiprocessing, sys, time\n"
+        "from transformer.settings import Data\n"
+        "from transformer.tokenizer import ByteTokenizer\n"
+        "from transformer.training import data\n"
+        "from transformer.training.examples import Shape\n"
+        f"given = Data(source='text', paths=({str(folder / 'a.jsonl')!r},), validation_fraction=0.2, workers=2)\n"
+        "batches = data.train_iterator(given, ByteTokenizer(), Shape(False, True, 264))\n"
+        "next(batches)\n"
+        "print(*(child.pid for child in multiprocessing.active_children()), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        os.kill(process.pid, signal.SIGKILL)
+    assert len(pids) == 2
+    limit = time.monotonic() + 60
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+        assert time.monotonic() < limit, "workers outlive the process that started them"
+        time.sleep(0.2)
 
 
 @settings(deadline=None, max_examples=12)

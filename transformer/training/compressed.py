@@ -28,18 +28,18 @@ def needs(module: str, name: str) -> Any:
     except ImportError:
         package = module.partition(".")[0]
         raise SettingsError(
-            f"{name}: needs {package}, which is not installed; pip install 'transformer[data]', or {package} alone"
+            f"{name}: needs {package}, which is not installed; pip install {package} (the extra [data] has it)"
         ) from None
 
 
-def opened(name: str) -> BinaryIO:
-    """A file's bytes, without the compression that its name tells.
+def opened(name: str, plain: bool = False) -> BinaryIO:
+    """A file's bytes, without the compression that its name tells, or as they are.
 
     Raises:
       SettingsError: it can't be opened, or zstandard is missing.
       DamagedFile: from reading.
     """
-    compression = os.path.splitext(name.lower())[1]
+    compression = "" if plain else os.path.splitext(name.lower())[1]
     zstandard = needs("zstandard", name) if compression == ".zst" else None
     try:
         file = open(name, "rb")  # noqa: SIM115

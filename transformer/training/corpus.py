@@ -14,7 +14,8 @@ import numpy as np
 
 from transformer.settings import Data, SettingsError, check
 from transformer.training import files
-from transformer.training.documents import HUGE, Documents, store_of
+from transformer.training.documents import Documents, store_of
+from transformer.training.indexes import HUGE
 
 log = logging.getLogger("transformer")
 MIN_CHARACTERS = 100  # a shorter documentation page says too little to be a document

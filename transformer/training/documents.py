@@ -6,56 +6,21 @@ that pass. With `data.cache` indexes and unpacked text are kept there for later 
 """
 
 import functools
-import hashlib
 import io
 import json
-import mmap
 import os
-import zipfile
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import grain
 import numpy as np
 
 from transformer.settings import SettingsError
-from transformer.training import files
-from transformer.training.files import Bad, BadRow
+from transformer.training import files, indexes
+from transformer.training.indexes import Index
 
-PIECE = 2**16  # bytes of one piece of a big text file
-MIN_PIECE = 2**12
-MIN_PIECES = 128  # wanted of a middling file, so that a few percent of them are a validation set
-HUGE = 2**20  # bytes of a row above which it is cut into several documents
-VERSION = 1  # of the indexes
-
-
-def content_hash(text: str) -> int:
-    """64 bits that depend on the text alone, the same in every process and release."""
-    return _hash(text.encode())
-
-
-def _hash(content: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
-
-
-@dataclass(frozen=True)
-class Index:
-    """Where the documents of one file lie.
-
-    Attributes:
-      spans: [N, 2] first byte and the one behind the last, or record numbers. A huge row has its span several times,
-        for the pieces that it is cut into.
-      hashes, sizes: [N] of the content, and its UTF-8 bytes.
-      counts: of what is not among them, or not whole ("bad", "empty", "huge"), and the "first" bad row's reason.
-    """
-
-    spans: np.ndarray
-    hashes: np.ndarray
-    sizes: np.ndarray
-    counts: dict[str, Any]
+MAPPED = 2**20  # bytes of a file above which it is mapped: a process may have some 65,000 mappings
 
 
 class Store:
@@ -70,25 +35,29 @@ class Store:
 
     @functools.cached_property
     def _opened(self) -> Any:
+        """What is read from: records, or the bytes of a big file; None: a small file, which is read when needed."""
         if self._kind == "array_record":
             return grain.sources.ArrayRecordDataSource([self._name])
-        return mapped(self._name) if self._content is None else self._content
+        if self._content is not None:
+            return self._content
+        return indexes.mapped(self._name) if os.path.getsize(self._name) >= MAPPED else None
 
     def __getitem__(self, place: int) -> str:
         start, stop = map(int, self.index.spans[place])
         try:
+            content = Path(self._name).read_bytes() if self._opened is None else self._opened
             if self._kind == "text":
-                return self._opened[start:stop].decode()
-            raw = self._opened[start] if self._kind == "array_record" else self._opened[start:stop]
+                return content[start:stop].decode()
+            raw = content[start] if self._kind == "array_record" else content[start:stop]
             text = _text(self._kind, raw, self._field)
         except (ValueError, IndexError, OSError) as error:
             raise SettingsError(
                 f"data.paths: {self._name} was changed while it is read ({error}); start again"
             ) from None
-        if len(content := text.encode()) <= HUGE:
+        if len(content := text.encode()) <= indexes.HUGE:
             return text
         first = int(np.searchsorted(self.index.spans[:, 0], start))
-        start, stop = list(cuts(content, 0, len(content), HUGE))[place - first]
+        start, stop = list(indexes.cuts(content, 0, len(content), indexes.HUGE))[place - first]
         return content[start:stop].decode()
 
 
@@ -113,7 +82,7 @@ class Documents(Sequence[str]):
         contents = [text.encode() for text in texts]
         stops = np.cumsum([len(content) for content in contents], dtype=np.int64)
         sizes = np.diff(stops, prepend=0)
-        hashes = np.array([_hash(content) for content in contents], np.uint64)
+        hashes = np.array([indexes.hash_of(content) for content in contents], np.uint64)
         index = Index(np.stack([stops - sizes, stops], axis=1), hashes, sizes, {})
         return cls.of_stores([Store("", "text", "", b"".join(contents), index)])
 
@@ -138,11 +107,9 @@ class Documents(Sequence[str]):
         return self._gather("sizes", np.int64)
 
     def _gather(self, name: str, dtype: Any) -> np.ndarray:
-        values = np.empty(len(self), dtype)
-        for number, store in enumerate(self._stores):
-            mine = self._owners == number
-            values[mine] = getattr(store.index, name)[self._places[mine]]
-        return values
+        values = [getattr(store.index, name) for store in self._stores]
+        firsts = np.cumsum([0, *map(len, values)])
+        return np.concatenate([*values, np.empty(0, dtype)])[firsts[self._owners] + self._places]
 
 
 def store_of(name: str, stamp: tuple[int, int], field: str, on_bad: str, cache: str | None) -> Store:
@@ -159,139 +126,22 @@ def store_of(name: str, stamp: tuple[int, int], field: str, on_bad: str, cache: 
     unpacks = bool(compression) or kind == "parquet"
     if cache is None:
         memory = io.BytesIO() if unpacks else None
-        made = _scan(name, kind, field, on_bad, memory)
+        made = indexes.scan(name, kind, field, on_bad, memory)
         return Store(name, "text" if unpacks else kind, field, memory.getvalue() if memory else None, made)
-    key = json.dumps([VERSION, name, *stamp, field if kind != "text" else "", on_bad])
-    place = Path(cache, f"{Path(name).name}-{_hash(key.encode()):016x}")
+    key = json.dumps([indexes.VERSION, name, *stamp, field if kind != "text" else "", on_bad])
+    place = Path(cache, f"{Path(name).name}-{indexes.hash_of(key.encode()):016x}")
     text_file, index_file = place.with_name(place.name + ".text"), place.with_name(place.name + ".npz")
-    made = _read_index(index_file)
+    made = indexes.read_index(index_file)
     if made is None or (unpacks and not text_file.is_file()):
         try:
-            made = _make_cached(index_file, text_file, functools.partial(_scan, name, kind, field, on_bad), unpacks)
+            made = indexes.make_cached(
+                index_file, text_file, functools.partial(indexes.scan, name, kind, field, on_bad), unpacks
+            )
         except OSError as error:
             raise SettingsError(f"data.cache={cache!r}: can't be written ({error.strerror}); use another one") from None
     return Store(str(text_file), "text", field, None, made) if unpacks else Store(name, kind, field, None, made)
 
 
-def mapped(name: str) -> mmap.mmap | bytes:
-    """The bytes of a file, read when they are looked at."""
-    with open(name, "rb") as file:
-        # An empty file can't be mapped.
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(file.fileno()).st_size else b""
-
-
-def cuts(content: bytes | mmap.mmap, start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
-    """Spans of at most `size` bytes, cut after a paragraph (else a line, else between characters)."""
-    while stop - start > size:
-        end = start + size
-        for separator in (b"\n\n", b"\n"):
-            # A cut in the first half would leave crumbs; a worse separator further on is the better one.
-            cut = content.rfind(separator, start + size // 2, end)
-            if cut >= 0:
-                end = cut + len(separator)
-                break
-        else:
-            while end > start + 1 and content[end] & 0xC0 == 0x80:  # inside a character
-                end -= 1
-        yield start, end
-        start = end
-    if start < stop:
-        yield start, stop
-
-
 def _text(kind: str, raw: bytes, field: str) -> str:
     read = files.record_texts if kind == "array_record" else files.from_json
     return read(raw, (field,))[0]
-
-
-class _Maker:
-    """An index in the making."""
-
-    def __init__(self, bad: Bad):
-        self._bad, self._spans, self._hashes, self._sizes = bad, array("q"), array("Q"), array("q")
-        self._counts = {"empty": 0, "huge": 0}
-
-    def add(self, content: bytes, span: tuple[int, int], lies_there: bool) -> None:
-        """A row, whose text lies at the span as it is, or is to be parsed out of it."""
-        if not content.strip():
-            self._counts["empty"] += 1
-            return
-        pieces = list(cuts(content, 0, len(content), HUGE))
-        self._counts["huge"] += len(pieces) > 1
-        for start, stop in pieces:
-            self._spans.extend((span[0] + start, span[0] + stop) if lies_there else span)
-            self._hashes.append(_hash(content[start:stop]))
-            self._sizes.append(stop - start)
-
-    def index(self) -> Index:
-        spans, hashes, sizes = np.array(self._spans), np.array(self._hashes), np.array(self._sizes)
-        return Index(
-            spans.reshape(-1, 2), hashes, sizes, self._counts | {"bad": self._bad.count, "first": self._bad.first}
-        )
-
-
-def _scan(name: str, kind: str, field: str, on_bad: str, unpacked: BinaryIO | None) -> Index:
-    """The index of a file, whose text is written to `unpacked` where it can't be read in place."""
-    bad = Bad(on_bad)
-    maker = _Maker(bad)
-    if kind == "text":
-        if unpacked:
-            unpacked.writelines(files.chunks(name, bad))
-        _scan_text(name, _written(unpacked) if unpacked else mapped(name), maker, bad)
-        return maker.index()
-    for row in files.rows(name, (field,), bad):
-        content = row.values[0].encode()
-        if unpacked:
-            start = unpacked.tell()
-            maker.add(content, (start, start + unpacked.write(content)), lies_there=True)
-        else:
-            maker.add(content, (row.start, row.stop), lies_there=False)
-    return maker.index()
-
-
-def _written(file: BinaryIO) -> bytes | mmap.mmap:
-    file.flush()
-    return file.getvalue() if isinstance(file, io.BytesIO) else mapped(file.name)
-
-
-def _scan_text(name: str, content: bytes | mmap.mmap, maker: _Maker, bad: Bad) -> None:
-    first = len(files.BOM) if content[: len(files.BOM)] == files.BOM else 0
-    size = min(PIECE, max(MIN_PIECE, len(content) // MIN_PIECES))
-    for start, stop in cuts(content, first, len(content), size):
-        piece = content[start:stop]
-        try:
-            files.decoded(piece)
-        except BadRow as error:
-            place = f"bytes {start:,} to {stop:,}" if len(content) > size else ""
-            bad(name, place, str(error), "convert the file to UTF-8")
-        else:
-            maker.add(piece, (start, stop), lies_there=True)
-
-
-def _read_index(file: Path) -> Index | None:
-    try:
-        with np.load(file, allow_pickle=False) as found:
-            return Index(found["spans"], found["hashes"], found["sizes"], json.loads(str(found["counts"])))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return None  # not there, or damaged: made anew
-
-
-def _make_cached(index_file: Path, text_file: Path, scan: Callable[..., Index], unpacks: bool) -> Index:
-    """Both files or none; processes that make the same ones at once write the same."""
-    index_file.parent.mkdir(parents=True, exist_ok=True)
-    partial = [file.with_name(f"{file.name}.{os.getpid()}.partial") for file in (index_file, text_file)]
-    try:
-        if unpacks:
-            with partial[1].open("wb") as unpacked:
-                index = scan(unpacked)
-            os.replace(partial[1], text_file)
-        else:
-            index = scan(None)
-        arrays = dict(spans=index.spans, hashes=index.hashes, sizes=index.sizes)
-        with partial[0].open("wb") as out:
-            np.savez(out, **arrays, counts=np.array(json.dumps(index.counts)))
-        os.replace(partial[0], index_file)
-    finally:
-        for file in partial:
-            file.unlink(missing_ok=True)
-    return index

@@ -1,5 +1,9 @@
 """From texts in an order to packed rows: a grain pipeline whose state is plain JSON and restores exactly."""
 
+import multiprocessing
+import os
+import signal
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -126,7 +130,7 @@ class _OrderedIterator(grain.DatasetIterator[Any]):
         reading = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
         for worker in range(self._workers):
             share = self._source[self._index + worker :: self._workers]
-            self._makers.append(iter(share.to_iter_dataset(reading).mp_prefetch(one)))
+            self._makers.append(iter(share.to_iter_dataset(reading).mp_prefetch(one, _in_worker)))
         for maker in self._makers:
             maker.get_state()  # makes the iterator that is started, so that all processes start at once
             maker.start_prefetch()
@@ -135,6 +139,17 @@ class _OrderedIterator(grain.DatasetIterator[Any]):
         for maker in self._makers:
             maker.close()
         self._makers = []
+
+
+def _in_worker(index: int, count: int) -> None:
+    """Ctrl-C is for the process that trains, and none outlives it, however it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 class _JsonState(grain.IterDataset[Any]):

@@ -9,8 +9,8 @@ import numpy as np
 
 from transformer.settings import Data, SettingsError, check
 from transformer.training import corpus, files
-from transformer.training.documents import content_hash
 from transformer.training.files import Bad
+from transformer.training.indexes import content_hash
 from transformer.training.tasks import TASKS, Task
 
 Pair = tuple[str, str]
