@@ -10,23 +10,18 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from transformer.checks import HOST_MEMORY, DType, SettingsError, check
+from transformer.data_settings import PAIR_SOURCES, Component, Data
 from transformer.optimizer_settings import Group, Optimizer
 
 __all__ = [
-    "HOST_MEMORY", "PAIR_SOURCES", "POINTS", "Balance", "Compute", "Data", "Group", "Mesh", "Optimizer", "Settings",
-    "SettingsError", "Train", "check",
+    "HOST_MEMORY", "PAIR_SOURCES", "POINTS", "Balance", "Component", "Compute", "Data", "Group", "Mesh", "Optimizer",
+    "Settings", "SettingsError", "Train", "check",
 ]  # fmt: skip
 
-PAIR_SOURCES = ("pairs", "numbers", "dates", "reversal", "sort")  # the other sources are of documents
 # Points of a layer that remat can keep by name, in the order in which they are computed.
 POINTS = (
     "q", "k", "v", "attended", "attention_out", "cross_out", "ffn_gate", "ffn_up", "ffn_out", "residual",
 )  # fmt: skip
-# Which objectives a field of Data takes effect in.
-_USED_BY = {
-    "noise_density": ("masked", "spans"), "mean_span": ("spans",), "whole_word": ("masked",),
-    "target_len": ("spans", "prefix", "pairs"),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,52 +84,6 @@ class Mesh:
             check(size == -1 or size >= 1, f"mesh.{name}", size, "use a positive size, or -1 for what is left")
         left = [name for name, size in dataclasses.asdict(self).items() if size == -1]
         check(len(left) <= 1, "mesh", left, "only one axis may be -1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Data:
-    """Text, tokenizer, what is to be predicted of what, and rows."""
-
-    source: Literal["python_docs", "text", "pairs", "numbers", "dates", "reversal", "sort"] = "python_docs"
-    paths: tuple[str, ...] = ()  # files or globs: UTF-8 text for source="text"; .tsv and .jsonl for source="pairs"
-    direction: Literal["forward", "backward", "both"] = "forward"  # of pairs: source -> target, or target -> source
-    tokenizer: str = "bytes"  # "bytes", or the path of a Hugging Face tokenizer.json
-    objective: Literal["causal", "masked", "spans", "prefix", "pairs"] = "causal"
-    noise_density: float = 0.15  # fraction of the tokens that "masked" and "spans" hide
-    mean_span: float = 3.0  # tokens of a hidden span, on average
-    whole_word: bool = False  # "masked" hides words, not tokens
-    seq_len: int = 256  # T; of an encoder-decoder the encoder's, S
-    target_len: int | None = None  # T of an encoder-decoder; None: what its objective fills beside seq_len
-    batch_size: int = 16  # B, rows of one optimiser step over all processes
-    validation_fraction: float = 0.05  # of the documents or pairs, chosen by content hash
-    seed: int = 0
-
-    def __post_init__(self):
-        check(self.seq_len >= 2, "data.seq_len", self.seq_len, "a row needs at least 2 tokens")
-        check(self.batch_size >= 1, "data.batch_size", self.batch_size, "use at least 1 row")
-        fraction = self.validation_fraction
-        check(0 < fraction < 1, "data.validation_fraction", fraction, "use a fraction between 0 and 1, such as 0.05")
-        source, paths, files = self.source, self.paths, self.source in ("text", "pairs")
-        check(files or not paths, "data.paths", paths, 'paths need data.source="text" or "pairs"')
-        check(not files or bool(paths), "data.paths", paths, f'data.source="{source}" needs at least one path')
-        ways = {"pairs": ("forward", "backward"), "numbers": ("forward", "backward", "both")}.get(source, ("forward",))
-        remedy = f'data.source="{source}" goes {" or ".join(ways)}'
-        check(self.direction in ways, "data.direction", self.direction, remedy)
-        self._check_objective()
-
-    def _check_objective(self) -> None:
-        objective, of_pairs = self.objective, self.source in PAIR_SOURCES
-        use = 'pairs; use "pairs"' if of_pairs else f"documents; use another objective, or one of {PAIR_SOURCES}"
-        remedy = f'data.source="{self.source}" is of {use}'
-        check(of_pairs == (objective == "pairs"), "data.objective", objective, remedy)
-        density, span, length = self.noise_density, self.mean_span, self.target_len
-        check(0 < density < 1, "data.noise_density", density, "use a fraction between 0 and 1, such as 0.15")
-        check(1 <= span < math.inf, "data.mean_span", span, "use at least 1 token")
-        check(length is None or length >= 2, "data.target_len", length, "a row needs at least 2 tokens")
-        for name, users in _USED_BY.items():
-            value, default = getattr(self, name), getattr(type(self), name)
-            remedy = f"data.objective={objective!r} has no use for it; leave it at {default!r}"
-            check(objective in users or value == default, f"data.{name}", value, remedy)
 
 
 @dataclass(frozen=True, kw_only=True)

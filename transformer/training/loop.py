@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,7 @@ from transformer.config import Run
 from transformer.nn.model import Transformer
 from transformer.ops.experts import products
 from transformer.tokenizer import Tokenizer, load_tokenizer
-from transformer.training import data, guard, metrics, pairs
+from transformer.training import data, guard, metrics
 from transformer.training.examples import shape_of
 from transformer.training.feed import Feed
 from transformer.training.objectives import make_objective
@@ -86,6 +85,7 @@ class _Loop:
             self._check(run)
         self._open(run, workdir)
         train = self.settings.train
+        self.data_ended = False
         self.guard = ReplicaGuard(self.like) if train.check_replicas_every else None
         self.watchdog = Watchdog(train.watchdog_seconds)
         self.train_step = compile_train_step(self.model, self.settings)
@@ -109,7 +109,8 @@ class _Loop:
         self.batches = data.train_iterator(*texts, self.feed.rows)
         self.held_out = data.validation_batches(*texts, settings.train.eval_batches, self.feed.rows)
         asked = settings.train.eval_pairs if self.matcher else 0
-        self.asked = pairs.pairs(settings.data, "validation")[:asked] if asked else []
+        unseen = data.held_out(settings.data) if asked else []
+        self.asked = [unseen[i] for i in range(min(asked, len(unseen)))]
 
     def _open(self, run: Run, workdir: str) -> None:
         self.workdir = Workdir(workdir, self.settings.train.keep_checkpoints)
@@ -148,8 +149,11 @@ class _Loop:
                 if step == steps:
                     evaluation = evaluation or self._evaluate(step, state.weights)
                     self._sample(step, state.weights, last=True)
-                else:
+                elif not self.data_ended:
                     self.progress.say(f"stopped by a signal: saved step {step}; the same command resumes")
+                else:
+                    remedy = "lower train.steps, or raise epochs in data.mixture"
+                    log.error("the data ended at step %d of train.steps=%d, which is saved: %s", step, steps, remedy)
                 self.workdir.wait()
             clean = True
         finally:
@@ -188,10 +192,15 @@ class _Loop:
 
     def _steps(self, state: TrainState, step: int, steps: int) -> tuple[TrainState, int, dict[str, float]]:
         train = self.settings.train
-        evaluation, clock, stopped = {}, _Clock(), False
+        evaluation, clock, stopped = {}, metrics.Clock(), False
         skipped = int(state.health.skipped)
         while step < steps and not stopped:
-            batch = self.feed.put(next(self.batches))
+            with clock.waiting():
+                rows = next(self.batches, None)
+            if rows is None:  # every component of a mixture has given its epochs
+                self.data_ended = True
+                break
+            batch = self.feed.put(rows)
             if clock.started is None and jax.process_count() > 1:
                 # Who waits in a step for one that still compiles loses patience: Gloo's, on CPUs, is 30 s.
                 self.train_step.lower(state, batch).compile()
@@ -219,13 +228,16 @@ class _Loop:
             stopped = self.stop.reached(step)
         return state, step, evaluation
 
-    def _speed(self, lap: tuple[int, float] | None) -> dict[str, float]:
-        """Tokens (padding included) a second since the last record, and what that is of the devices' peak."""
+    def _speed(self, lap: tuple[int, float, float] | None) -> dict[str, float]:
+        """Since the last record: tokens (padding included) a second, and what that is of the devices' peak.
+
+        `data_wait` is the share of the time that went into waiting for the next batch.
+        """
         if lap is None:
             return {}
-        steps, seconds = lap
+        steps, seconds, waited = lap
         rows = steps * self.settings.data.batch_size / seconds
-        values = {"tokens_per_second": rows * sum(self.lengths.values())}
+        values = {"tokens_per_second": rows * sum(self.lengths.values()), "data_wait": waited / seconds}
         if self.peak:
             length, source = self.lengths["columns"], self.lengths.get("source")
             values["mfu"] = rows * length * self.count_flops(length, source) / self.peak
@@ -271,21 +283,3 @@ class _Loop:
             if self.guard:
                 self.guard.check(state, step)
             self.workdir.save(step, state, self.batches.get_state(), self.tokenizer.identity)
-
-
-class _Clock:
-    """Time between records, without compiling and evaluation."""
-
-    def __init__(self):
-        self.started: tuple[int, float] | None = None
-
-    def start(self, step: int) -> None:
-        self.started = (step, time.perf_counter())
-
-    def lap(self, step: int) -> tuple[int, float] | None:
-        """(steps, seconds) since the start, which then is now; None before the first step was compiled."""
-        if self.started is None:
-            return None
-        (before, then), now = self.started, time.perf_counter()
-        self.started = (step, now)
-        return (step - before, now - then) if step > before else None

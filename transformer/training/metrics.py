@@ -1,11 +1,13 @@
 """Where metrics go: a live progress line, JSONL, TensorBoard."""
 
+import contextlib
 import json
 import math
 import os
 import struct
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,37 @@ def png(pixels: np.ndarray) -> bytes:
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)  # 0: no filter
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+class Clock:
+    """Time between records, without compiling and evaluation.
+
+    Attributes:
+      started: (step, time) of the last record; None before the first step was compiled.
+    """
+
+    def __init__(self):
+        self.started: tuple[int, float] | None = None
+        self._waited = 0.0
+
+    def start(self, step: int) -> None:
+        """Begins anew after this step."""
+        self.started, self._waited = (step, time.perf_counter()), 0.0
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts this time as waited."""
+        start = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - start
+
+    def lap(self, step: int) -> tuple[int, float, float] | None:
+        """(steps, seconds, those waited) since the start, which then is now; None before the first step compiled."""
+        if self.started is None:
+            return None
+        (before, then), waited = self.started, self._waited
+        self.start(step)
+        return (step - before, self.started[1] - then, waited) if step > before else None
 
 
 class MetricsLog:
@@ -182,6 +215,8 @@ class ProgressLine:
             note += f"  {values['tokens_per_second']:,.0f} tokens/s"
         if "mfu" in values:
             note += f"  MFU {values['mfu']:.1%}"
+        if values.get("data_wait", 0) >= 0.01:
+            note += f"  data wait {values['data_wait']:.0%}"
         self._live.update(self._task, completed=step, note=note)
         if not self._console.is_terminal:
             elapsed = time.perf_counter() - self._start
