@@ -32,7 +32,7 @@ log = logging.getLogger("transformer")
 # Fields that a resumed run may change: they alter where and how often things happen, or rounding, not the run.
 FREE = ("data.workers", "data.cache",
         "mesh.", "train.log_every", "train.eval_", "train.checkpoint_every", "train.keep_", "train.sample_",
-        "train.watchdog_", "train.check_replicas_", "optimizer.moments_memory",
+        "train.watchdog_", "train.norms_", "train.check_replicas_", "optimizer.moments_memory",
         "compute.attention", "compute.context_attention", "compute.decode_attention", "compute.expert_exchange",
         "compute.expert_buffer", "compute.remat", "compute.offload", "compute.unroll", "compute.loss_chunk",
         "compute.rules")  # fmt: skip

@@ -38,7 +38,7 @@ def loss_sums(
     weights = batch["weights"]
     texts = batch["tokens"], batch["targets"], batch["positions"], batch["segment_ids"]
     how = dict(smoothing=smoothing, mtp_weight=mtp_weight, method="weighed_losses", mutable=[moe.COLLECTION])
-    losses, collections = model.apply({"params": params}, weights, *texts, **_conditions(batch), **how)
+    losses, collections = model.apply({"params": params}, weights, *texts, **conditions(batch), **how)
     sums = {
         "tokens": jnp.sum(weights),
         "bytes": jnp.sum(batch["target_bytes"].astype(jnp.float32)),
@@ -51,7 +51,7 @@ def loss_sums(
     return losses.total, sums
 
 
-def _conditions(batch: Batch) -> dict[str, Any]:
+def conditions(batch: Batch) -> dict[str, Any]:
     """What else the model reads of a batch: the order of a prefix, the source of an encoder."""
     given = {"orders": batch["orders"]} if "orders" in batch else {}
     if "source_tokens" in batch:
