@@ -17,6 +17,7 @@ from transformer.config import Run
 from transformer.nn.model import Transformer
 from transformer.ops.experts import products
 from transformer.tokenizer import Tokenizer, load_tokenizer
+from transformer.training import balance as balancing
 from transformer.training import data, guard, metrics
 from transformer.training.examples import shape_of
 from transformer.training.feed import Feed
@@ -100,6 +101,7 @@ class _Loop:
 
     def _check(self, run: Run) -> None:
         settings = self.settings
+        balancing.check_balance(run.spec, settings.balance)
         self.mesh = sharding.make_mesh(settings.mesh)
         sharding.check_batch(settings.data.batch_size // settings.train.accumulate, self.mesh, settings.compute.rules)
         self.model = Transformer(run.spec, settings.compute)
