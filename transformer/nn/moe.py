@@ -90,6 +90,7 @@ class MoE(nn.Module):
             compute.expert_exchange,
             compute.expert_buffer,
             compute.rules,
+            compute.reduce_dtype,
         )
         weights = Experts(s.expert, s.num_experts, x.shape[-1], self.gain, name="experts")()
         y, dropped = experts.apply(compute.experts, call, x, index, weight, weights)
