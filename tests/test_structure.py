@@ -39,6 +39,7 @@ FLOORS = {
     "transformer.generate_options": 5,
     "transformer.convert": 5,
     "transformer.embed": 5,
+    "transformer.evaluate": 5,
     "transformer.check_mesh": 5,
     "transformer.explain": 5,
     "transformer.explorer": 5,
