@@ -31,7 +31,7 @@ class Collective:
 
     Attributes:
       kind: one of `KINDS`.
-      axes: the mesh axes along which the devices that it joins lie; None where they are no such group.
+      axes: the mesh axes along which the devices that it joins lie, all of them or some of one axis; None elsewhere.
       dtype: of the operand that is largest.
       operand: bytes of all its operands on a device.
       sent: bytes that a device sends in one run.
@@ -180,7 +180,9 @@ def _axes(attributes: str, mesh: Mapping[str, int]) -> tuple[tuple[str, ...] | N
         for axes in itertools.combinations(mesh, count):
             if {frozenset(g) for g in groups} == {frozenset(g) for g in _along(mesh, axes)}:
                 return axes, len(groups[0])
-    return None, len(groups[0])
+    # Part of an axis, as where a sum over it goes by stages.
+    within = [axis for axis in mesh if all(_differ(_places(group, mesh)) == {axis} for group in groups)]
+    return tuple(within) or None, len(groups[0])
 
 
 def _along(mesh: Mapping[str, int], axes: Sequence[str]) -> list[list[int]]:
@@ -188,6 +190,11 @@ def _along(mesh: Mapping[str, int], axes: Sequence[str]) -> list[list[int]]:
     inside = [list(mesh).index(axis) for axis in axes]
     devices = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
     return np.moveaxis(devices, inside, range(-len(axes), 0)).reshape(-1, math.prod(mesh[a] for a in axes)).tolist()
+
+
+def _differ(places: list[dict[str, int]]) -> set[str]:
+    """The mesh axes on which not all have the same place."""
+    return {axis for axis in places[0] if len({place[axis] for place in places}) > 1}
 
 
 def _places(ids: list[int], mesh: Mapping[str, int]) -> list[dict[str, int]]:
