@@ -76,6 +76,17 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
     return list(_walk(computations, entry, 1, {name: size for name, size in mesh.items() if size > 1}))
 
 
+def sent(kind: str, operand: float, group: int) -> float:
+    """Bytes that each device of a group sends of an operand of so many bytes, by the least that a ring needs."""
+    factor = {
+        "all-gather": group - 1,
+        "all-reduce": 2 * (group - 1) / group,
+        "collective-permute": 1,
+        "collective-broadcast": 1,
+    }.get(kind, (group - 1) / group)
+    return operand * factor
+
+
 def by_axes(found: list[Collective]) -> dict[tuple[tuple[str, ...] | None, str], float]:
     """Bytes sent, by the axes and the kind of the collectives."""
     totals: dict = {}
@@ -152,15 +163,9 @@ def _collective(kind: str, i: _Instruction, shapes: dict, times: int, mesh: Mapp
     arrays = [array for name in operands for array in _arrays(shapes[name])]
     size = sum(BYTES[dtype] * count for dtype, count in arrays)
     axes, group = _axes(i.rest, mesh)
-    factor = {
-        "all-gather": group - 1,
-        "all-reduce": 2 * (group - 1) / group,
-        "collective-permute": 1,
-        "collective-broadcast": 1,
-    }.get(kind, (group - 1) / group)
     dtype = max(arrays, key=lambda array: BYTES[array[0]] * array[1], default=("", 0))[0]
     origin = re.search(r'op_name="([^"]*)"', i.rest)
-    return Collective(kind, axes, dtype, size, size * factor, times, origin[1] if origin else "")
+    return Collective(kind, axes, dtype, size, sent(kind, size, group), times, origin[1] if origin else "")
 
 
 def _arrays(shape: str) -> list[tuple[str, int]]:
