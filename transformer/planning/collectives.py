@@ -72,10 +72,21 @@ def collectives(text: str | Program, mesh: Mapping[str, int]) -> list[Collective
 def least_sent(within: list[list[Run]], program: Program, devices: int) -> list[Run]:
     """The branch, among the runs of all, whose collectives send least on that many devices."""
 
-    def sent(runs: list[Run]) -> float:
-        return sum(run.times * _sent(run, program, devices)[1] for run in _travelling(runs))
+    def total(runs: list[Run]) -> float:
+        return sum(run.times * _sizes(run, program, devices)[1] for run in _travelling(runs))
 
-    return min(within, key=sent)
+    return min(within, key=total)
+
+
+def sent(kind: str, operand: float, group: int) -> float:
+    """Bytes that each device of a group sends of an operand of so many bytes, by the least that a ring needs."""
+    factor = {
+        "all-gather": group - 1,
+        "all-reduce": 2 * (group - 1) / group,
+        "collective-permute": 1,
+        "collective-broadcast": 1,
+    }.get(kind, (group - 1) / group)
+    return operand * factor
 
 
 def by_axes(found: list[Collective]) -> dict[tuple[tuple[str, ...] | None, str], float]:
@@ -116,23 +127,21 @@ def _operands(i: Instruction, program: Program, computation: str) -> list:
     return [array for name in i.operands if name in table for array in table[name].arrays]
 
 
-def _sent(run: Run, program: Program, devices: int) -> tuple[int, float]:
+def _sizes(run: Run, program: Program, devices: int) -> tuple[int, float]:
     """Bytes of the operands, and bytes that a device sends in one run."""
-    i, kind = run.instruction, _kind(run)
+    i = run.instruction
     size = sum(array.bytes for array in _operands(i, program, run.computation))
-    if kind in ("collective-permute", "collective-broadcast"):
-        return size, float(size)
-    group = len(_replica_groups(i.rest, devices)[0])
-    share = (group - 1) / group
-    return size, size * {"all-gather": group - 1, "all-reduce": 2 * share}.get(kind, share)
+    # A permutation has pairs in place of groups.
+    group = len(_replica_groups(i.rest, devices)[0]) if "source_target_pairs" not in i.rest else 2
+    return size, sent(_kind(run), size, group)
 
 
 def _collective(run: Run, program: Program, mesh: Mapping[str, int]) -> Collective:
     i = run.instruction
-    size, sent = _sent(run, program, math.prod(mesh.values()))
+    size, travels = _sizes(run, program, math.prod(mesh.values()))
     arrays = _operands(i, program, run.computation)
     dtype = max(arrays, key=lambda array: array.bytes).dtype if arrays else ""
-    return Collective(_kind(run), _axes(i.rest, mesh), dtype, size, sent, run.times, i.origin, run.beside)
+    return Collective(_kind(run), _axes(i.rest, mesh), dtype, size, travels, run.times, i.origin, run.beside)
 
 
 def _axes(attributes: str, mesh: Mapping[str, int]) -> tuple[str, ...] | None:
