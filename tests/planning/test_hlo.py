@@ -98,6 +98,17 @@ def test_a_collective_is_overlapped_where_work_stands_before_its_end():
     assert [c.overlapped for c in collectives(idle, {"fsdp": 8})] == [False, False, True]
 
 
+def test_a_loop_of_unknown_length_runs_as_often_as_told():
+    def until(x):
+        more = lambda c: (c[0] < 9) & (jnp.sum(c[1]) > 0)  # noqa: E731
+        return jax.lax.while_loop(more, lambda c: (c[0] + 1, c[1] @ c[1]), (0, x))
+
+    program = parse(jax.jit(until).lower(SQUARE).compile().as_text())
+    assert work(program, 1, trips=7).flops == 7 * ONCE
+    with pytest.raises(ValueError, match="a loop whose number of rounds"):
+        work(program, 1)
+
+
 def test_runs_say_what_they_are_part_of():
     of = {run.instruction.name: run for run in walk(parse(TPU), lambda branches: branches[0])}
     assert of["product"].fused and not of["all-reduce.9"].fused and of["all-reduce.9"].beside

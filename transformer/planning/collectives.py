@@ -53,19 +53,20 @@ class Collective:
         return self.sent * self.times
 
 
-def collectives(text: str | Program, mesh: Mapping[str, int]) -> list[Collective]:
+def collectives(text: str | Program, mesh: Mapping[str, int], trips: int | None = None) -> list[Collective]:
     """All collectives of a compiled program, in the order of its text but for those taken along in several steps.
 
     Of the branches of a conditional the one that sends least is counted.
 
     Args:
       mesh: sizes of the axes, in their order (`Mesh.shape`); devices are numbered along it, the last axis fastest.
+      trips: as of `hlo.walk`.
 
     Raises:
-      ValueError: a loop whose number of rounds the text doesn't tell.
+      ValueError: as of `hlo.walk`.
     """
     program, sizes = parse(text) if isinstance(text, str) else text, {n: size for n, size in mesh.items() if size > 1}
-    found = _travelling(walk(program, lambda within: least_sent(within, program, math.prod(sizes.values()))))
+    found = _travelling(walk(program, lambda within: least_sent(within, program, math.prod(sizes.values())), trips))
     return [_collective(run, program, sizes) for run in found]
 
 

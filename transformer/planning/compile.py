@@ -3,6 +3,7 @@
 The compiler is libtpu, which `jax[tpu]` and this package's extra `plan` bring. A CPU is enough.
 """
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -70,8 +71,10 @@ def find_libtpu() -> str:
     Raises:
       SettingsError: it isn't installed.
     """
+    installed = importlib.util.find_spec("libtpu") is not None
+    # Set by the user, or by libtpu itself where it is installed.
     path = os.environ.get("TPU_LIBRARY_PATH")
-    if path is None and importlib.util.find_spec("libtpu") is None:
+    if path is None and not installed:
         raise SettingsError(
             "libtpu: not installed; `pip install 'transformer[plan]'` brings the TPU compiler, no TPU needed, "
             "and --no-compile plans by analysis alone"
@@ -80,7 +83,8 @@ def find_libtpu() -> str:
         os.environ.setdefault(name, value)
     # A host with TPUs need not be one; this process must not take them from another.
     jax.config.update("jax_platforms", "cpu")
-    return path if path else importlib.metadata.version("libtpu")
+    own = installed and (path is None or "site-packages/libtpu/" in path)
+    return importlib.metadata.version("libtpu") if own else path
 
 
 def compile_program(make: Callable[[], tuple[Any, tuple]], mesh: Mesh) -> Compiled:
@@ -142,15 +146,16 @@ def _bytes(text: str) -> int:
 def _largest(lowered: Any, count: int = 10) -> tuple[Buffer, ...]:
     """The biggest buffers of a program that doesn't fit, from what its compiler writes while it fails once more."""
     with tempfile.TemporaryDirectory() as folder:
-        try:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
             lowered.compile({"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
-        except jax.errors.JaxRuntimeError:
-            pass
         texts = [path.read_text() for path in Path(folder).glob("*memory-usage-report*")]
     found = [buffer for text in texts for buffer in read_usage(text)]
     return tuple(sorted(found, key=lambda buffer: -buffer.bytes)[:count])
 
 
 def read_usage(text: str) -> list[Buffer]:
-    """Buffers of a memory-usage report."""
-    raise NotImplementedError
+    """Buffers in HBM of a memory-usage report: "… ; 8.00GiB; 0; 7; 7×bf16[524288,8192]", named by their shapes."""
+    near = text.split("Memory Space:")
+    hbm = near[1] if len(near) > 1 else text
+    rows = re.findall(r"%\);\s*([\d.]+)([KMGT]?)i?B;\s*\d+;\s*\d+;\s*(.+)", hbm)
+    return [Buffer(name=name.strip(), bytes=_bytes(size + unit)) for size, unit, name in rows]

@@ -158,32 +158,35 @@ def _instruction(line: str) -> Instruction:
     return Instruction(name.lstrip("%"), shape, opcode, rest, line.startswith("ROOT "))
 
 
-def walk(program: Program, choose: Choose) -> Iterator[Run]:
+def walk(program: Program, choose: Choose, trips: int | None = None) -> Iterator[Run]:
     """All instructions that run, in the order of the text, those inside fusions too (`Run.fused`).
 
+    Args:
+      trips: how often loops run whose number of rounds depends on values, such as that over the steps of decoding.
+
     Raises:
-      ValueError: a loop whose number of rounds the text doesn't tell.
+      ValueError: a loop whose number of rounds the text doesn't tell, and `trips` isn't given.
     """
-    return _walk(program, Run(Instruction("", "", "", ""), program.entry), choose)
+    return _walk(program, Run(Instruction("", "", "", ""), program.entry), choose, trips)
 
 
-def _walk(program: Program, around: Run, choose: Choose) -> Iterator[Run]:
+def _walk(program: Program, around: Run, choose: Choose, trips: int | None) -> Iterator[Run]:
     """`around` has what the instructions of its computation share."""
     for index, i in enumerate(program.computations[around.computation]):
         beside = around.beside or (i.opcode.endswith("-start") and _hides(program, around.computation, index))
         run = replace(around, instruction=i, beside=beside)
         yield run
         if i.opcode == "while":
-            times = around.times * rounds(program, i)
-            yield from _walk(program, replace(run, computation=i.called[0], times=times), choose)
+            times = around.times * rounds(program, i, trips)
+            yield from _walk(program, replace(run, computation=i.called[0], times=times), choose, trips)
         elif i.opcode == "conditional":
             within = [replace(run, computation=name) for name in branches(i)]
-            yield from choose([list(_walk(program, branch, choose)) for branch in within])
+            yield from choose([list(_walk(program, branch, choose, trips)) for branch in within])
         else:
             # What a call runs stands for itself; of any other instruction it is a part.
             fused = around.fused or not i.opcode.startswith("call")
             for name in i.called:
-                yield from _walk(program, replace(run, computation=name, fused=fused), choose)
+                yield from _walk(program, replace(run, computation=name, fused=fused), choose, trips)
 
 
 def _hides(program: Program, computation: str, index: int) -> bool:
@@ -215,21 +218,30 @@ def branches(i: Instruction) -> list[str]:
     return re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", i.rest)
 
 
-def rounds(program: Program, loop: Instruction) -> int:
-    """How often a loop's body runs.
+def rounds(program: Program, loop: Instruction, trips: int | None = None) -> int:
+    """How often a loop's body runs; `trips` where the text doesn't tell.
 
     Raises:
-      ValueError: the text doesn't tell.
+      ValueError: neither tells.
     """
     known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest)
     if known:
         return int(known[1])
     # A scan counts from 0 up to the one constant of its condition.
-    pending, found = [re.search(r"condition=%?([\w.\-]+)", loop.rest)[1]], set()
+    condition = re.search(r"condition=%?([\w.\-]+)", loop.rest)[1]
+    pending, found = [condition], set()
     while pending:
         for i in program.computations[pending.pop()]:
             pending += re.findall(r"\bcalls=%?([\w.\-]+)", i.rest)
             found |= {int(i.rest.split(")")[0])} if i.opcode == "constant" and re.match(r"\d+\)", i.rest) else set()
-    if len(found) != 1:
+    if len(found) == 1 and _compares(program, condition):
+        return found.pop()
+    if trips is None:
         raise ValueError(f"{loop.name}: a loop whose number of rounds the program doesn't tell")
-    return found.pop()
+    return trips
+
+
+def _compares(program: Program, computation: str) -> bool:
+    """Its result is one comparison, and nothing else."""
+    root = next(i for i in program.computations[computation] if i.root)
+    return _compares(program, root.called[0]) if root.opcode == "fusion" else root.opcode == "compare"

@@ -51,14 +51,13 @@ class Work:
     kernels: dict[str, Kernel] = field(default_factory=dict)
 
 
-def work(program: Program, devices: int) -> Work:
+def work(program: Program, devices: int, trips: int | None = None) -> Work:
     """FLOPs, bytes and cycles of a program that runs on so many devices; of branches, that which `collectives` counts.
 
-    Raises:
-      ValueError: a loop whose number of rounds the text doesn't tell.
+    `trips` and errors are those of `hlo.walk`.
     """
     flops, size, cycles, kernels = 0.0, 0.0, Counter(), {}
-    for run in walk(program, lambda within: least_sent(within, program, devices)):
+    for run in walk(program, lambda within: least_sent(within, program, devices), trips):
         i = run.instruction
         if i.opcode in ("convolution", "dot"):
             flops += run.times * product_flops(i, program.table(run.computation))
