@@ -1,70 +1,79 @@
 """How fast the links of a slice carry what goes along mesh axes: a roofline, which no collective beats."""
 
-import itertools
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from transformer.planning.chips import Chip
+import numpy as np
+from jax.experimental import mesh_utils
+
 from transformer.planning.report import Exchange
+from transformer.planning.topology import Topology
+from transformer.settings import SettingsError
+from transformer.sharding import MESH_AXES
 
 ALL_TO_ALL = ("all-to-all", "ragged-all-to-all")
 
 
 @dataclass(frozen=True)
-class Dimension:
-    """A dimension of the torus: its size, and whether its links go around."""
+class Line:
+    """Devices of a mesh axis along one dimension of the torus: how many, and whether their links go around."""
 
     size: int
     wraps: bool
 
 
-def dimensions(chip: Chip, shape: Sequence[int]) -> tuple[Dimension, ...]:
-    """Those of a slice of that shape; a slice of a whole row goes around, as do cubes of four."""
-    return tuple(Dimension(size, size % chip.row == 0) for size in shape)
+def lines(topology: Topology, mesh: Mapping[str, int]) -> dict[str, tuple[Line, ...]]:
+    """Where each axis of a mesh within a slice lies on its torus, as JAX lays it.
 
-
-def lanes(chip: Chip, shape: Sequence[int], mesh: Mapping[str, int]) -> dict[str, tuple[Dimension, ...]] | None:
-    """The dimensions along which each mesh axis lies, or None where they can't be dealt out.
-
-    The last axes, which send most, choose first, and take as many dimensions as they can: as
-    `jax.experimental.mesh_utils` deals them out. The axis `slice` lies along none, and those of size 1 neither. Devices
-    that share a chip are one more dimension.
+    Devices that share a chip lie along a dimension of their own. The mesh must be one that `topology.lies` accepts.
     """
-    left = list(dimensions(chip, shape)) + ([Dimension(chip.devices, False)] if chip.devices > 1 else [])
-    dealt: dict[str, tuple[Dimension, ...]] = {}
-    for axis, size in reversed(mesh.items()):
-        if axis == "slice" or size == 1:
-            continue
-        for count in range(len(left), 0, -1):
-            fitting = [c for c in itertools.combinations(left, count) if math.prod(d.size for d in c) == size]
-            if fitting:
-                dealt[axis] = fitting[0]
-                for dimension in fitting[0]:
-                    left.remove(dimension)
-                break
-        else:
-            return None
-    return dealt
+    return dict(_lines(topology, tuple(mesh.get(axis, 1) for axis in MESH_AXES if axis != "slice")))
 
 
-def seconds(chip: Chip, dealt: Mapping[str, tuple[Dimension, ...]], mesh: Mapping[str, int], exchange: Exchange) -> float:
+@functools.lru_cache(maxsize=1024)
+def _lines(topology: Topology, sizes: tuple[int, ...]) -> tuple[tuple[str, tuple[Line, ...]], ...]:
+    laid = mesh_utils.create_device_mesh(sizes, topology.places(), allow_split_physical_axes=True)
+    wrap, found = (*topology.wrap, *[False] * 3)[:3], []
+    for number, axis in enumerate(name for name in MESH_AXES if name != "slice"):
+        others = tuple(slice(None) if i == number else 0 for i in range(laid.ndim))
+        places = np.array([(*device.coords, device.core_on_chip) for device in laid[others]])
+        counts = [len(set(places[:, dimension])) for dimension in range(places.shape[1])]
+        whole = [*topology.shape, *[1] * 3][:3]
+        along = [
+            Line(count, dimension < 3 and wrap[dimension] and count == whole[dimension])
+            for dimension, count in enumerate(counts)
+            if count > 1
+        ]
+        found.append((axis, tuple(along)))
+    return tuple(found)
+
+
+def seconds(topology: Topology, mesh: Mapping[str, int], exchange: Exchange) -> float:
     """How long the links of a device take for what it sends, by the best algorithm of a torus.
 
-    A ring goes both ways round where links do, and along all dimensions at once. In an all-to-all, bytes pass a quarter
-    of a ring's devices on average, or a third of a line's.
+    A ring goes both ways round where links do, and along all dimensions at once. In an all-to-all, bytes go past a
+    quarter of the devices of a ring on average, and half of those of a line go through its middle. Devices of one chip
+    share its links.
+
+    Raises:
+      SettingsError: something goes between slices of a chip whose network is not published.
     """
+    chip = topology.chip
     if exchange.axes is not None and "slice" in exchange.axes:
-        return exchange.sent / chip.device_network if chip.device_network else math.inf
-    axes = [axis for axis in mesh if mesh[axis] > 1] if exchange.axes is None else exchange.axes
-    along = [d for axis in axes for d in dealt.get(axis, (Dimension(mesh[axis], False),)) if d.size > 1]
+        if chip.device_network is None:
+            network = f"no bandwidth of {chip.name}'s data centre network is published"
+            raise SettingsError(f"topology={topology.name!r}: {network}; use one slice")
+        return exchange.sent / chip.device_network
+    axes = [axis for axis in mesh if axis != "slice"] if exchange.axes is None else exchange.axes
+    along = [line for axis in axes for line in lines(topology, mesh)[axis]]
     if not along:
         return 0.0
     link = chip.link / chip.devices
-    rate = link * sum(2 if d.wraps and d.size > 2 else 1 for d in along)
-    ring = exchange.sent / rate
-    if exchange.kind in ALL_TO_ALL:
-        group = math.prod(d.size for d in along)
-        whole = exchange.sent * group / (group - 1)
-        return max(ring, *(whole * d.size / (8 if d.wraps else 4) / link for d in along))
-    return ring
+    ring = exchange.sent / (link * sum(2 if line.wraps else 1 for line in along))
+    if exchange.kind not in ALL_TO_ALL:
+        return ring
+    group = math.prod(line.size for line in along)
+    whole = exchange.sent * group / max(group - 1, 1)
+    return max(ring, *(whole * line.size / (8 if line.wraps else 4) / link for line in along))
