@@ -189,6 +189,16 @@ def _weights(block: spec.Block, share: Share) -> float:
     return (3 if share.gathered else 1) * largest * width * share.item
 
 
+def gathered_weights(block: spec.Block, share: Share) -> float:
+    """Bytes of the weights of a layer that are alive at once beside those that the device has, forwards."""
+    if not share.gathered:
+        return 0.0
+    n, _, _, value = heads(block.mixer)
+    ffn = block.ffn
+    dense = ffn if isinstance(ffn, spec.FeedForward) else ffn.shared
+    return 2 * share.width * max(n * value, dense.d_ff if dense else 0) / share.tensor * share.item
+
+
 def expert_rows(ffn: spec.MoE, share: Share) -> tuple[float, bool]:
     """Rows that the experts of a device have room for, and whether tokens travel to them by all-to-all."""
     compute, near = share.compute, ffn.num_experts // share.experts

@@ -69,8 +69,13 @@ def _tile(size: int) -> int:
     return min(SUBLANES, 1 << (size - 1).bit_length())
 
 
-def arguments(model: spec.Model, settings: Settings, mesh: Mapping[str, int], rows: int, length: int) -> int:
-    """Bytes of the state and the batch that a device holds before a training step, in the layouts that it has."""
+def arguments(
+    model: spec.Model, settings: Settings, mesh: Mapping[str, int], rows: int, length: int, source: int | None = None
+) -> int:
+    """Bytes of the state and the batch that a device holds before a training step, in the layouts that it has.
+
+    Arguments as of `train`.
+    """
     rules, o = settings.compute.rules, settings.optimizer
     total = 3 * padded(())  # of the steps that were made: the state's own, the optimizer's, its schedule's
     for leaf in leaves(model):
@@ -79,8 +84,8 @@ def arguments(model: spec.Model, settings: Settings, mesh: Mapping[str, int], ro
         total += padded(shape) + moments
     ways = math.prod(mesh.get(a, 1) for a in sharding.RULES[rules][ax.BATCH])
     parts = math.prod(mesh.get(a, 1) for a in sharding.RULES[rules][ax.LENGTH])
-    arrays = BATCH // 4 + (SOURCE // 4 if len(model.stacks) > 1 else 0)
-    return total + arrays * padded((rows // ways, length // parts))
+    total += BATCH // 4 * padded((rows // ways, length // parts))
+    return total + (SOURCE // 4 * padded((rows // ways, (source or length) // parts)) if model.trunk.crosses else 0)
 
 
 def train(

@@ -82,6 +82,7 @@ def exchanges(
     accumulate: int = 1,
     compiler: Compiler = TPU,
     device_kind: str = "",
+    training: bool = True,
 ) -> tuple[Exchange, ...]:
     """What a step on `rows` rows of `length` tokens must send, all of it while nothing else runs.
 
@@ -89,6 +90,7 @@ def exchanges(
       mesh: sizes of the axes.
       accumulate: microbatches, each of which gathers parameters and sums gradients for itself.
       device_kind: of the devices, which decides how tokens reach their experts.
+      training: forwards and backwards; else forwards alone.
     """
     size = {axis: mesh.get(axis, 1) for axis in sharding.MESH_AXES}
     of_rows = [axis for axis in _of_batch(model.compute.rules) if size[axis] > 1]
@@ -96,7 +98,10 @@ def exchanges(
     found = []
     for path, box in jax.tree_util.tree_leaves_with_path(initial.abstract_params(model), is_leaf=initial.is_named):
         found += _of_parameter(path[0].key, box, size, of_rows, model, compiler)
-    found += _of_layers(model, tokens, size, compiler, device_kind)
+    found += _of_layers(model, tokens, size, compiler, device_kind, training)
+    if not training:
+        forwards = [e for e in found if e.purpose != "gradients"]
+        found = [replace(e, times=1, operand=e.operand / e.times) if e.purpose == "parameters" else e for e in forwards]
     return _merged([replace(e, times=e.times * accumulate, operand=e.operand * accumulate) for e in found], size)
 
 
@@ -164,30 +169,34 @@ def _summed(axes: Iterable[str], operand: float) -> Iterator[Exchange]:
 
 
 def _of_layers(
-    model: Transformer, tokens: float, size: Mapping[str, int], compiler: Compiler, device_kind: str
+    model: Transformer,
+    tokens: float,
+    size: Mapping[str, int],
+    compiler: Compiler,
+    device_kind: str,
+    training: bool,
 ) -> Iterator[Exchange]:
     """What is sent of the activations of `tokens` tokens, those of a device in a microbatch."""
     compute, item = model.compute, BYTES[model.compute.dtype]
-    numbers, passes = tokens * model.spec.d_model, 2 if compute.remat == "none" else 3
-    further = model.spec.mtp.decoder.layers * model.spec.mtp.depth if model.spec.mtp else ()
+    numbers, passes = tokens * model.spec.d_model, 1 if not training else 2 if compute.remat == "none" else 3
+    further = model.spec.mtp.decoder.layers * model.spec.mtp.depth if model.spec.mtp and training else ()
     blocks = [*model.spec.layers, *further]
-    yield _exchange(
-        "all-reduce", ["tensor"], "activations", numbers * item, sum(_sums(block, compiler) for block in blocks)
-    )
-    yield _exchange("all-reduce", ["tensor"], "activations", numbers * BYTES["float32"], 2)
+    sums = sum(_sums(block, compiler) if training else 2 + bool(block.cross) for block in blocks)
+    yield _exchange("all-reduce", ["tensor"], "activations", numbers * item, sums)
+    yield _exchange("all-reduce", ["tensor"], "activations", numbers * BYTES["float32"], 1 + training)
     # The embedding's features, there and back, between those that share a table; and before it the ids.
     of_batch = _of_batch(compute.rules)
     sharers = [a for a in sharding.RULES[compute.rules][ax.EMBED] if a in of_batch and size[a] > 1]
-    yield _exchange("all-to-all", sharers, "tokens", numbers * item, 2)
+    yield _exchange("all-to-all", sharers, "tokens", numbers * item, 1 + training)
     yield _exchange("all-gather", sharers, "tokens", tokens * BYTES["float32"])
     for block in blocks:
         if isinstance(block.ffn, spec.MoE):
             yield from _to_experts(block.ffn, model, tokens, size["expert"], passes, device_kind)
-        if size["context"] > 1:
+        if size["context"] > 1 and sharding.RULES[compute.rules][ax.LENGTH]:
             # Once a pass, and the gradients back; no more than a window of keys.
             seen = min(tokens * (size["context"] - 1), block.mixer.mask.window or math.inf)
             kept = seen * _keys_and_values(block.mixer) / size["tensor"] * item
-            yield _exchange("collective-permute", ["context"], "activations", kept, passes + 1)
+            yield _exchange("collective-permute", ["context"], "activations", kept, passes + training)
 
 
 def _keys_and_values(mixer: spec.Attention | spec.LatentAttention) -> int:
