@@ -8,7 +8,6 @@ plans by analysis alone. Exit status: 0, 1 where the run doesn't fit, 2 for a mi
 
 import argparse
 import contextlib
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import metadata
@@ -20,7 +19,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from transformer import programs, sharding
 from transformer.planning import assemble, terminal
-from transformer.planning.compile import OutOfMemory, compile_program, find_libtpu
+from transformer.planning.compile import OutOfMemory, compile_program, find_libtpu, stay_off_tpus
 from transformer.planning.report import Buffer, Report
 from transformer.planning.request import Asked, ask, check_state
 from transformer.settings import SettingsError, check
@@ -30,7 +29,7 @@ PIPE_WIDTH = 140  # columns where the output is no terminal
 
 
 def plan(asked: Asked, apart: bool = False) -> Report:
-    """The report of what was asked for, compiled; `find_libtpu` must have been called.
+    """The report of what was asked for, compiled; `stay_off_tpus` must have been called.
 
     Args:
       apart: to generate, every layer has arrays of its own (`generation.unroll`).
@@ -141,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     args = _arguments(argv)
     console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
-    os.environ.setdefault("TPU_STDERR_LOG_LEVEL", "3")
+    stay_off_tpus()
     try:
         report = run(args)
     except OutOfMemory as error:

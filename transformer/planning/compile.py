@@ -68,8 +68,18 @@ class OutOfMemory(RuntimeError):
         self.needed, self.offered, self.largest = needed, offered, largest
 
 
+def stay_off_tpus() -> None:
+    """Keeps JAX to the CPU; call it before anything asks for devices.
+
+    A host with TPUs need not be one to plan for them, and one that is must not lose them to a plan.
+    """
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    jax.config.update("jax_platforms", "cpu")
+
+
 def find_libtpu() -> str:
-    """Gets ready for libtpu, and its version. Call it before anything asks JAX for devices.
+    """Version of the libtpu that will compile.
 
     Raises:
       SettingsError: it isn't installed.
@@ -82,10 +92,6 @@ def find_libtpu() -> str:
             "libtpu: not installed; `pip install 'transformer[plan]'` brings the TPU compiler, no TPU needed, "
             "and --no-compile plans by analysis alone"
         )
-    for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)
-    # A host with TPUs need not be one; this process must not take them from another.
-    jax.config.update("jax_platforms", "cpu")
     own = installed and (path is None or "site-packages/libtpu/" in path)
     return importlib.metadata.version("libtpu") if own else path
 

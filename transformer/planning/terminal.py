@@ -17,7 +17,7 @@ BAR = 40  # columns
 
 def render(report: Report) -> Group:
     """Memory, work, what is sent, and the estimate, in this order."""
-    blocks = [_head(report), _memory(report), _work(report), _sent(report), _time(report)]
+    blocks = [_head(report), _memory(report), _work(report), _sent(report), _estimate(report)]
     return Group(*(line for block in blocks for line in (*block, Text(""))))
 
 
@@ -69,7 +69,7 @@ def _work(report: Report) -> Iterator[RenderableType]:
     asked = sum(f.model.values())
     parts = ", ".join(f"{name} {n / asked:.0%}" for name, n in sorted(f.model.items(), key=lambda item: -item[1]))
     rows = {"model FLOPs": f"{si(asked)}FLOP  ({parts})"}
-    rows |= {"products, traced": f"{si(f.program)}FLOP"} if f.program is not None else {}
+    rows |= {"products of the program": f"{si(f.program)}FLOP"} if f.program is not None else {}
     rows |= {"products, compiled": f"{si(f.compiled)}FLOP"} if f.compiled is not None else {}
     rows |= {f"kernel {name}": f"{si(n)}FLOP" for name, n in f.kernels.items() if n}
     rows |= {"HBM, at least": f"{si(b.minimal)}B"}
@@ -91,11 +91,11 @@ def _sent(report: Report) -> Iterator[RenderableType]:
     yield table
 
 
-def _time(report: Report) -> Iterator[RenderableType]:
+def _estimate(report: Report) -> Iterator[RenderableType]:
     e, r = report.estimate, report.request
     yield Text("estimate (nothing was measured)", style="bold")
-    rows = {name: f"{1e3 * seconds:,.1f} ms" for name, seconds in e.terms.items() if seconds}
-    rows["step"] = f"{1e3 * e.step:,.1f} ms"
+    rows = {name: _time_of(seconds) for name, seconds in e.terms.items() if seconds}
+    rows["step"] = _time_of(e.step)
     rows |= {"MFU": f"{e.mfu:.1%}", "tokens a second": f"{e.tokens_per_second:,.0f} on all devices"}
     if r.tokens:
         days = e.days(r.tokens)
@@ -114,6 +114,10 @@ def _two(rows: Mapping[str, str], indent: int = 2) -> Table:
     for name, value in rows.items():
         table.add_row("", name, value)
     return table
+
+
+def _time_of(seconds: float) -> str:
+    return f"{seconds:,.2f} s" if seconds >= 10 else f"{1e3 * seconds:,.4g} ms"
 
 
 def gib(size: float | None) -> str:
