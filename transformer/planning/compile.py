@@ -12,7 +12,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ class Compiled:
       arguments: of what goes in, and stays: state and batch, or parameters and cache.
       temporary: of all that it allocates besides.
       peak: of what it holds at once: arguments, results that take no argument's place, and the temporary.
+      busiest: of the buffers that are alive at once, when there are most: less than `peak` by what lies between them.
       host: of the host's memory that it uses for a device.
       program: FLOPs of the traced program's matrix products, on all devices (`matmuls`); None where that isn't known.
     """
@@ -49,6 +50,7 @@ class Compiled:
     arguments: int
     temporary: int
     peak: int
+    busiest: int
     host: int
     program: int | None
     seconds: float
@@ -96,13 +98,20 @@ def find_libtpu() -> str:
     return importlib.metadata.version("libtpu") if own else path
 
 
-def compile_program(make: Callable[[], Any], args: tuple, mesh: Mesh, trips: int | None = None) -> Compiled:
+def compile_program(
+    make: Callable[[], Any],
+    args: tuple,
+    mesh: Mesh,
+    trips: int | None = None,
+    options: Mapping[str, str] | None = None,
+) -> Compiled:
     """Compiles for the devices of a mesh.
 
     Args:
       make: gives a jitted function; called inside `jax.set_mesh`, where nothing can be computed.
       args: abstract, placed on the mesh.
       trips: as of `matmuls.matmul_flops`.
+      options: further ones of the compiler.
 
     Raises:
       OutOfMemory: it doesn't fit.
@@ -113,7 +122,7 @@ def compile_program(make: Callable[[], Any], args: tuple, mesh: Mesh, trips: int
         traced = make().trace(*args)
         lowered = traced.lower()
         try:
-            compiled = lowered.compile()
+            compiled = lowered.compile(dict(options) if options else None)
         except jax.errors.JaxRuntimeError as error:
             if not any(words in str(error) for words in _TOO_MUCH):
                 raise
@@ -125,6 +134,7 @@ def compile_program(make: Callable[[], Any], args: tuple, mesh: Mesh, trips: int
         arguments=memory.argument_size_in_bytes,
         temporary=memory.temp_size_in_bytes,
         peak=max(memory.peak_memory_in_bytes, held + memory.temp_size_in_bytes),
+        busiest=memory.peak_memory_in_bytes,
         host=memory.host_argument_size_in_bytes + memory.host_temp_size_in_bytes,
         program=_program(traced, trips),
         seconds=seconds,
