@@ -28,11 +28,12 @@ def legal(family: str, sizes: Sizes) -> bool:
     blocks = spec.layers
     heads = [n for b in blocks for n in (b.mixer.num_heads, getattr(b.mixer, "num_kv_heads", b.mixer.num_heads))]
     hidden = [width for b in blocks for width in common.hidden_widths(b.ffn)]
-    embeds = [spec.d_model, *(rank for b in blocks for rank in common.ranks(b.mixer) if rank)]
+    ranks = [rank for b in blocks for rank in common.ranks(b.mixer) if rank]
     experts = [b.ffn.num_experts for b in blocks if isinstance(b.ffn, MoE)]
     _, fsdp, expert, tensor = sizes
     return (
-        all(n % (fsdp * expert) == 0 for n in embeds)
+        spec.d_model % (fsdp * expert) == 0
+        and all(n % fsdp == 0 for n in ranks)
         and all(n % expert == 0 for n in experts)
         and all(n % tensor == 0 for n in (*heads, *hidden, spec.vocab_size))
     )
@@ -60,7 +61,7 @@ def check_shards(net, params, sizes: Sizes) -> None:
     both = fsdp * expert
     parts = {
         "embed": both,
-        "latent": both,
+        "latent": fsdp,
         "experts": expert,
         "expert_embed": fsdp,
         "heads": tensor,

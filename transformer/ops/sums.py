@@ -4,6 +4,7 @@ A weight's gradient is a sum over tokens. Left to itself, a compiler adds up who
 sum goes over all devices of a TPU slice, which sends twice what is needed (docs/step.md).
 """
 
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -90,6 +91,26 @@ class Plan(NamedTuple):
             g = scattered_sum(g, axes, order.index(dimension))
         rest = tuple(a for a in self.tokens if not any(a in axes for axes in scattered.values()))
         return jnp.transpose(jax.lax.psum(g, rest) if rest else g, np.argsort(order))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
+def gathered(
+    k: Array, axes: tuple[str, ...], dimension: int, dtype: jnp.dtype, sums: str | None = None
+) -> Float[Array, "..."]:
+    """A weight of which each device has a part of a dimension, whole and in `dtype`; under `jax.shard_map`.
+
+    Args:
+      axes: mesh axes that split the dimension, major first.
+      sums: the dtype in which its gradients are summed; None: `dtype`.
+    """
+    return jax.lax.all_gather(k.astype(dtype), axes, axis=dimension, tiled=True) if axes else k.astype(dtype)
+
+
+def _gathered_backward(axes, dimension, dtype, sums, like: Array, d: Array) -> tuple[Array]:
+    return (scattered_sum(d.astype(sums or dtype), axes, dimension).astype(like.dtype),)
+
+
+gathered.defvjp(lambda k, *how: (gathered(k, *how), k[:0]), _gathered_backward)
 
 
 def scattered_sum(x: Array, axes: tuple[str, ...], dimension: int) -> Array:

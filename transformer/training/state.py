@@ -7,6 +7,7 @@ import optax
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from transformer import sharding
 from transformer.nn import initial, stack
 from transformer.nn.model import Transformer
 from transformer.settings import HOST_MEMORY, Settings, check
@@ -48,6 +49,12 @@ def check_memory(model: Transformer, settings: Settings, mesh: Mesh) -> None:
     check(host or memory != HOST_MEMORY, "optimizer.moments_memory", memory, f'{remedy} "device"')
 
 
+def check_sums(model: Transformer, mesh: Mesh) -> None:
+    """Raises `SettingsError` if a dtype is asked for in which nothing is summed."""
+    asked, alone = model.compute.reduce_dtype, not sharding.token_axes(mesh, model.compute.rules)
+    check(not (asked and alone), "compute.reduce_dtype", asked, "no device of the mesh has tokens of its own; use None")
+
+
 def _initial(model: Transformer, settings: Settings, key: jax.Array) -> TrainState:
     return _start(model, settings, initial.init_fn(model, key))
 
@@ -63,9 +70,10 @@ def state_shardings(model: Transformer, settings: Settings, mesh: Mesh) -> Train
 
     Raises:
       ShardingError: the mesh can't split the model.
-      SettingsError: as `check_memory`.
+      SettingsError: as `check_memory` and `check_sums`.
     """
     check_memory(model, settings, mesh)
+    check_sums(model, mesh)
     places, optimizer = initial.param_shardings(model, mesh), make_optimizer(model, settings)
     everywhere = NamedSharding(mesh, PartitionSpec())
     params = nn.meta.unbox(initial.abstract_params(model))
