@@ -56,17 +56,17 @@ def _of_files(stamps: tuple, paths: tuple[str, ...], field: str, on_bad: str, ca
         raise SettingsError(f"data.paths={paths!r}: the files hold no text{why}; give files with text in them")
     repeated = sum(len(store.index.hashes) for store in stores) - len(documents)
     told = [
-        f"{count:,} {what}"
-        for count, what in (
-            (counts["bad"], f"bad rows left out (the first: {first})"),
-            (counts["empty"], "empty documents left out"),
-            (repeated, "repeated documents left out"),
-            (counts["huge"], f"documents above {HUGE:,} bytes cut"),
+        f"{what}: {count:,}{more}"
+        for what, count, more in (
+            ("bad rows left out", counts["bad"], f" (the first: {first})"),
+            ("empty documents left out", counts["empty"], ""),
+            ("repeated documents left out", repeated, ""),
+            (f"documents above {HUGE:,} bytes cut", counts["huge"], ""),
         )
         if count
     ]
     level = logging.WARNING if counts["bad"] else logging.INFO
-    size = f"{len(documents):,} documents of {documents.sizes.sum():,} bytes in {len(stores):,} files"
+    size = f"files: {len(stores):,}; documents: {len(documents):,} of {documents.sizes.sum():,} bytes"
     log.log(level, "data: %s", "; ".join([size, *told]))
     return documents
 

@@ -128,11 +128,12 @@ def store_of(name: str, stamp: tuple[int, int], field: str, on_bad: str, cache: 
         memory = io.BytesIO() if unpacks else None
         made = indexes.scan(name, kind, field, on_bad, memory)
         return Store(name, "text" if unpacks else kind, field, memory.getvalue() if memory else None, made)
-    key = json.dumps([indexes.VERSION, name, *stamp, field if kind != "text" else "", on_bad])
+    key = json.dumps([indexes.VERSION, name, *stamp, field if kind != "text" else ""])
     place = Path(cache, f"{Path(name).name}-{indexes.hash_of(key.encode()):016x}")
     text_file, index_file = place.with_name(place.name + ".text"), place.with_name(place.name + ".npz")
     made = indexes.read_index(index_file)
-    if made is None or (unpacks and not text_file.is_file()):
+    refused = made is not None and made.counts["bad"] and on_bad == "error"  # of a run that left something out
+    if made is None or refused or (unpacks and not text_file.is_file()):
         try:
             made = indexes.make_cached(
                 index_file, text_file, functools.partial(indexes.scan, name, kind, field, on_bad), unpacks
