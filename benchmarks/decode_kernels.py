@@ -33,6 +33,7 @@ from transformer import config, families, settings, sharding
 from transformer.kernels import decode, decode_blocks
 from transformer.nn.context import make_context
 from transformer.nn.latent_attention import LatentAttention
+from transformer.ops import cache_rows
 from transformer.ops.attention import Call, Extra, Where
 from transformer.ops.cache import KVCache
 from transformer.spec import Mask
@@ -106,8 +107,9 @@ def abstract(mesh: jax.sharding.Mesh, shape: tuple[int, ...], dtype, straight: b
 
 def abstract_cache(mesh: jax.sharding.Mesh, batch: int, heads: int, slots: int, dims, kept: str) -> KVCache:
     """A stacked cache with its first layer in view."""
-    lead = (LAYERS, batch)
-    keys, values = (abstract(mesh, (*lead, heads, slots, dim), kept, straight=dim > 0) for dim in dims)
+    lead, count = (LAYERS, batch), cache_rows.together(slots, *dims)
+    shapes = [(*lead, heads, *cache_rows.shape(slots, dim, count)) for dim in dims]
+    keys, values = (abstract(mesh, shape, kept, straight=shape[-1] > 0) for shape in shapes)
     scale = abstract(mesh, (*lead, heads, slots), jnp.float32, straight=True) if kept == "int8" else None
     positions, layer = abstract(mesh, (*lead, slots), jnp.int32), abstract(mesh, (), jnp.int32)
     return KVCache(keys, values, positions, scale, scale if dims[1] else None, layer)
@@ -218,7 +220,7 @@ def measure_latent_step(chip: str, batch: int, slots: int) -> dict:
         step = jax.jit(apply, donate_argnums=3, out_shardings=(None, places))
         compiled = step.lower(params, x, positions, cache).compile()
     weights = sum(p.size * 2 for p in jax.tree.leaves(params))
-    held, padded = (batch * slots * (width * 2 + 4) for width in (dims.key, -(-dims.key // 128) * 128))
+    held = padded = batch * slots * (dims.key * 2 + 4)
     moved = moved_bytes(compiled.as_text(), kernel=padded)
     return dict(
         step=f"DeepSeek-V3 attention layer, {batch} x {slots}",
