@@ -138,24 +138,30 @@ def copies(text: str, numbers: int) -> int:
     return sum(math.prod(int(n) for n in dims.split(",") if n) >= numbers for dims in found)
 
 
-def moved_bytes(text: str, kernel: int) -> int:
-    """Bytes that the operations of a program read from HBM and write there, `kernel` of them by the decode kernel.
+def moved_bytes(text: str, kernel: int, cache: int) -> int:
+    """Bytes that the operations of a program read from HBM and write there.
 
     The compiler's own sum counts what lies in nearer memories, and both loads of what is loaded for the next call, too.
-    Scatters are in place: what they move is too little to count.
+    Scatters are in place: what they move is too little to count; gathers read what they give.
+
+    Args:
+      kernel: bytes that the decode kernel reads of the cache, whose arrays have `cache` bytes or more.
     """
     here, early, total = {}, set(), 0
     line = re.compile(r"^\s*(?:ROOT )?%(\S+) = (.*?) ([\w\-]+)\((.*)$", re.MULTILINE)
     for name, kind, operation, rest in line.findall(_entry(text)):
         operands = re.findall(r"%([\w.\-]+)", rest.split("), ")[0])
-        read, here[name] = sum(here.get(operand, 0) for operand in operands), _bytes(kind)
+        sizes = [here.get(operand, 0) for operand in operands]
+        read, here[name] = sum(sizes), _bytes(kind)
         if operation.endswith("-start"):  # what it takes along is counted where it arrives
             here[name] = 0
             early |= {name} if "cross_program_prefetch" in rest else set()
         elif operation.endswith("-done"):
             total += here[name] + (0 if operands[0] in early else _bytes(kind, everywhere=True))
-        elif name.startswith("decode_attention"):
-            total += kernel
+        elif name.startswith("decode_attention"):  # and its queries and output, where they are in HBM
+            total += kernel + sum(size for size in sizes if size < cache) + here[name]
+        elif name.startswith("gather"):
+            total += 2 * here[name]
         elif operation not in UNMOVED and not name.startswith("scatter"):
             total += read + here[name]
     return total
@@ -221,7 +227,7 @@ def measure_latent_step(chip: str, batch: int, slots: int) -> dict:
         compiled = step.lower(params, x, positions, cache).compile()
     weights = sum(p.size * 2 for p in jax.tree.leaves(params))
     held = padded = batch * slots * (dims.key * 2 + 4)
-    moved = moved_bytes(compiled.as_text(), kernel=padded)
+    moved = moved_bytes(compiled.as_text(), kernel=padded, cache=LAYERS * batch * slots * dims.key)
     return dict(
         step=f"DeepSeek-V3 attention layer, {batch} x {slots}",
         chip=chip,
