@@ -6,6 +6,7 @@ from plotly.subplots import make_subplots
 
 from transformer.figures.data import experts as data
 from transformer.figures.look import Look, dressed, stepped
+from transformer.nn.model import Transformer
 
 SIZES = ("mixtral:8x7b", "qwen3_moe:235b-a22b", "deepseek_v3:671b")
 REMEDY_COLORS = {"none": "red", "auxiliary": "orange", "correction": "blue"}
@@ -120,3 +121,36 @@ def dropped_tokens(
     figure.update_xaxes(title_text=look("capacity factor"))
     figure.update_yaxes(title_text=look("dropped share"), tickformat=".0%", rangemode="tozero")
     return dressed(figure, look, f"{look('dropped')}<br><sup>{look('dropped note')}</sup>", height=460)
+
+
+def router_picks(
+    model: Transformer,
+    params: dict,
+    token_ids: list[int],
+    tokens: list[str] | None = None,
+    language: str = "en",
+    theme: str = "light",
+) -> go.Figure:
+    """Which experts each token of a text is sent to in a model, trained or imported, and how much each counts.
+
+    Args:
+      tokens: what the tokens are called; the slider goes through the layers that have experts.
+    """
+    look, routed = Look(language, theme), data.picks(model, params, token_ids)
+    names = [str(i) for i in range(len(token_ids))] if tokens is None else list(tokens)
+    figures = {str(layer): _picks(weights, names, layer, look) for layer, weights in routed.items()}
+    return stepped(figures, look("layer"), look, len(figures) - 1)
+
+
+def _picks(weights: np.ndarray, names: list[str], layer: int, look: Look) -> go.Figure:
+    place, (count, experts) = list(range(len(names))), weights.shape
+    hover = [[f"{token} → expert {e}" for e in range(experts)] for token in names]
+    figure = go.Figure()
+    figure.add_heatmap(
+        z=weights.T, zmin=0, zmax=max(1.0, weights.max()), colorscale=look.scale("orange"), showscale=False, xgap=1,
+        ygap=1, text=list(zip(*hover, strict=True)), hovertemplate="%{text}: %{z:.2f}<extra></extra>",
+    )  # fmt: skip
+    figure.update_xaxes(tickvals=place, ticktext=names, showgrid=False)
+    figure.update_yaxes(title_text="expert", autorange="reversed", showgrid=False, dtick=1 if experts <= 32 else None)
+    note = look("picks note", layer=layer, count=count, used=int((weights.sum(axis=0) > 0).sum()), experts=experts)
+    return dressed(figure, look, f"{look('picks')}<br><sup>{note}</sup>", height=220 + 22 * min(experts, 32))

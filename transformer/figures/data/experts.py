@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from transformer import api, config, families, settings, sharding, spec
-from transformer.figures.data import published
+from transformer.figures.data import captured, published
 from transformer.nn import moe
 from transformer.nn.model import Transformer
 from transformer.ops import balance as ops
@@ -141,6 +141,26 @@ def _routing(model: Transformer, params: dict, batch: dict) -> tuple[np.ndarray,
     (load,) = balance.loads(seen[moe.COLLECTION]).values()
     index = seen["intermediates"]["decoder"]["body"]["block_0"]["ffn"]["router_index"][-1]
     return np.asarray(ops.shares(load.picks)), np.asarray(index).reshape(-1, index.shape[-1])
+
+
+def picks(model: Transformer, params: dict, token_ids: list[int]) -> dict[int, np.ndarray]:
+    """Weights [T, E] of the experts that each token of a text is sent to, 0 for others; by layer, if it has experts.
+
+    Raises:
+      ValueError: no layer has.
+    """
+    stack = model.spec.trunk
+    _, seen = captured.run(model, params, np.array(token_ids)[None])
+    inner = captured.layers(stack, seen["decoder" if model.spec.decoder else "encoder"])
+    found = {}
+    for layer, (block, points) in enumerate(zip(stack.layers, inner, strict=True)):
+        if isinstance(block.ffn, spec.MoE):
+            index, weight = (points["ffn"][f"router_{name}"][0] for name in ("index", "weight"))
+            found[layer] = np.zeros((len(token_ids), block.ffn.num_experts))
+            np.put_along_axis(found[layer], index, weight, axis=-1)
+    if not found:
+        raise ValueError("model: none of its layers has experts; use a mixture, such as mixtral:tiny")
+    return found
 
 
 def dropped(index: np.ndarray, num_experts: int, factors: np.ndarray) -> np.ndarray:
