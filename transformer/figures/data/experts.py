@@ -1,6 +1,7 @@
 """Mixtures of experts: who is picked, how even that is before and after training, and who is dropped."""
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 
 import flax.linen as nn
@@ -90,6 +91,7 @@ def balanced_model() -> spec.Model:
     return dataclasses.replace(tiny, decoder=tiny.decoder.map(swap))
 
 
+@functools.cache
 def train(remedy: str, steps: int = 80, seed: int = 0) -> Balancing:
     """Trains the small model on a chain of few frequent and many rare tokens, under one of `REMEDIES`.
 

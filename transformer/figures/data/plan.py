@@ -1,6 +1,7 @@
 """What one device of a mesh holds, in training and in decoding, and what it sends in a training step."""
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 
@@ -105,6 +106,7 @@ class Sent:
     expected: dict[str, float]
 
 
+@functools.cache
 def compiled(reference: str = "llama3:tiny", rows: int = 16, length: int = 64, **mesh: int) -> Sent:
     """What the compiled training step of a small model sends, on as many of the host's devices as `mesh` has.
 
