@@ -9,8 +9,8 @@ import importlib
 _HOMES = {
     "attention": ("attention_steps", "attention_heads"),
     "caches": ("cache_sizes", "published_caches"),
-    "decoding": ("decoding_work", "decoding_flops"),
-    "experts": ("router_grid", "expert_load", "dropped_tokens", "router_picks"),
+    "decoding": ("decoding_work", "decoding_flops", "decoding_limits"),
+    "experts": ("router_grid", "expert_load", "dropped_tokens", "router_picks", "expert_parameters"),
     "families": ("block_diagrams", "family_table"),
     "journey": ("token_journey", "softmax_steps"),
     "placement": ("sharding",),

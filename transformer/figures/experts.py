@@ -60,6 +60,33 @@ def _grid(mixtures: dict, picks: dict, token: int, look: Look) -> go.Figure:
     return figure.update_layout(margin_t=140)
 
 
+def expert_parameters(
+    reference: str = "mixtral:8x7b",
+    experts: tuple[int, ...] = (8, 16, 32, 64, 128),
+    language: str = "en",
+    theme: str = "light",
+) -> go.Figure:
+    """Parameters stored and used by a token, were there more experts; the slider sets how many a token visits."""
+    look = Look(language, theme)
+    sizes = {top: data.sizes(reference, experts, top) for top in (1, 2, 4, 8)}
+    figures = {str(top): _parameters(reference, found, top, look) for top, found in sizes.items()}
+    return stepped(figures, look("experts a token"), look, 1)
+
+
+def _parameters(reference: str, found: dict[int, tuple[int, int]], top: int, look: Look) -> go.Figure:
+    figure, names = go.Figure(), [str(count) for count in found]
+    for told, which, color in (("stored", 0, look.colors.line), ("used by a token", 1, look.colors.orange)):
+        counts = [both[which] / 1e9 for both in found.values()]
+        figure.add_bar(
+            x=names, y=counts, name=look(told), marker_color=color, text=[f"{n:.1f}B" for n in counts],
+            textposition="outside", cliponaxis=False,
+        )  # fmt: skip
+    figure.update_xaxes(title_text=look("experts in a layer"), type="category")
+    figure.update_yaxes(title_text=look("billions of parameters"), rangemode="tozero")
+    note = look("parameters note", model=reference, top=top)
+    return dressed(figure, look, f"{look('expert parameters')}<br><sup>{note}</sup>", height=440)
+
+
 def expert_load(
     runs: dict[str, data.Balancing] | None = None, steps: int = 80, language: str = "en", theme: str = "light"
 ) -> go.Figure:

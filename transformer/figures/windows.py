@@ -45,7 +45,12 @@ def _field(reached: np.ndarray, layer: int, windows: tuple, sinks: int, look: Lo
     figure.add_shape(**box(-0.5, row - 0.5, length, 1, "", c.ink, line_width=2))
     figure.update_xaxes(title_text=look("token"), showgrid=False, zeroline=False, constrain="domain")
     figure.update_yaxes(
-        title_text=look("query token"), autorange="reversed", showgrid=False, zeroline=False, scaleanchor="x"
+        title_text=look("query token"),
+        autorange="reversed",
+        showgrid=False,
+        zeroline=False,
+        scaleanchor="x",
+        constrain="domain",
     )
     for name, color in zip(words[1:], (look.tint("blue"), c.blue), strict=True):
         figure.add_scatter(

@@ -14,6 +14,7 @@ from transformer.nn import moe
 from transformer.nn.model import Transformer
 from transformer.ops import balance as ops
 from transformer.ops import routing
+from transformer.planning.accounting import parameters
 from transformer.training import balance
 from transformer.training.state import init_state
 from transformer.training.step import compile_train_step
@@ -143,6 +144,29 @@ def _routing(model: Transformer, params: dict, batch: dict) -> tuple[np.ndarray,
     (load,) = balance.loads(seen[moe.COLLECTION]).values()
     index = seen["intermediates"]["decoder"]["body"]["block_0"]["ffn"]["router_index"][-1]
     return np.asarray(ops.shares(load.picks)), np.asarray(index).reshape(-1, index.shape[-1])
+
+
+def sizes(reference: str, experts: tuple[int, ...], top_k: int) -> dict[int, tuple[int, int]]:
+    """(total, active) parameters of a published mixture, were it of so many experts, of which a token visits `top_k`.
+
+    Raises:
+      ValueError: the model has no experts, or `top_k` are more than there are.
+    """
+    model, found = published.model(reference), {}
+    mixture(model)
+
+    def of(block: spec.Block, count: int) -> spec.Block:
+        if not isinstance(block.ffn, spec.MoE):
+            return block
+        return dataclasses.replace(block, ffn=dataclasses.replace(block.ffn, num_experts=count, top_k=top_k))
+
+    for count in experts:
+        if top_k > count:
+            raise ValueError(f"top_k={top_k}: use at most the {count} experts that there are")
+        decoder = model.decoder.map(lambda block, n=count: of(block, n))
+        counted = parameters(dataclasses.replace(model, decoder=decoder))
+        found[count] = (counted.total, counted.active)
+    return found
 
 
 def picks(model: Transformer, params: dict, token_ids: list[int]) -> dict[int, np.ndarray]:

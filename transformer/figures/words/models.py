@@ -34,7 +34,8 @@ WORDS = {
         "KV cache of one text of {length:,} tokens (or as many as the model takes), {dtype}",
         "一段 {length:,} token 文本（或模型能接受的最长文本）的 KV cache，{dtype}",
     ),
-    "cache row": ("{size} · {kind} · {length:,} tokens", "{size} · {kind} · {length:,} token"),
+    "cache row": ("{size} · {kind}", "{size} · {kind}"),
+    "cache row short": ("{size} · {kind} · {length:,} tokens", "{size} · {kind} · {length:,} token"),
     # Families.
     "block diagrams": ("One block, many families", "一个 block，很多家族"),
     "marked": ("drawn from the specs; ● marks what differs", "由 spec 直接画出；● 标出不同之处"),
@@ -150,8 +151,8 @@ WORDS = {
     "so far": ("so far", "目前"),
     "in the end": ("in the end", "最终"),
     "online state": (
-        "max m = {top:.3f}   sum l = {total:.3f}   earlier sums were multiplied by exp(m_old − m_new) = {fade:.3f}",
-        "最大值 m = {top:.3f}   和 l = {total:.3f}   之前的和乘以 exp(m_old − m_new) = {fade:.3f}",
+        "max m = {top:.3f} · sum l = {total:.3f} · earlier sums were multiplied by exp(m_old − m_new) = {fade:.3f}",
+        "最大值 m = {top:.3f} · 和 l = {total:.3f} · 之前的和乘以 exp(m_old − m_new) = {fade:.3f}",
     ),
     "traffic": ("Bytes that one head moves", "一个 head 的显存读写量"),
     "traffic ratio": (
@@ -178,7 +179,29 @@ WORDS = {
     "decoding flops": ("FLOPs of one compiled step of {model}", "{model} 编译后单步的 FLOPs"),
     "FLOPs of a step": ("FLOPs of a step", "单步 FLOPs"),
     "flops ratio": ("{ratio:.0f} times fewer with a cache at {length}", "{length} token 时少 {ratio:.0f} 倍"),
+    "decoding limits": (
+        "What a step waits for: one token more in each text of {length:,}",
+        "单步在等什么：每段 {length:,} token 的文本各生成一个 token",
+    ),
+    "limits note": (
+        "{model}, {chip}, one core at published rates; one text: {flops:.1f} GFLOP, and {bytes} to read, of which "
+        "{weights} are weights",
+        "{model}，{chip}，单核、公布的峰值；一段文本：{flops:.1f} GFLOP，需读取 {bytes}，其中权重 {weights}",
+    ),
+    "bytes take": ("weights and cache arrive", "读取权重与 cache"),
+    "products take": ("products are computed", "矩阵乘法"),
+    "texts together": ("texts decoded together", "一起解码的文本数"),
     # Experts.
+    "experts a token": ("experts that a token visits", "每个 token 经过的 expert 数"),
+    "stored": ("stored", "总参数"),
+    "used by a token": ("used by a token", "每 token 激活"),
+    "experts in a layer": ("experts in a layer", "每层的 expert 数"),
+    "billions of parameters": ("billions of parameters", "参数（十亿）"),
+    "expert parameters": ("What grows with what: total and active parameters", "什么随什么增长：总参数与激活参数"),
+    "parameters note": (
+        "{model} with more experts of the same size, of which a token visits {top}",
+        "{model}，expert 大小不变、数量增加，每个 token 经过 {top} 个",
+    ),
     "router": ("Mixture of experts: who is picked", "MoE：每个 token 选中哪些 expert"),
     "router note": (
         "routers at their initial weights, random tokens; a square is an expert, darker is more weight",
