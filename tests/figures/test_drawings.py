@@ -32,6 +32,12 @@ def reduced(name: str) -> dict:
         case "expert_load":
             even = np.full((2, 8), 1 / 8)
             return dict(runs={"none": experts.Balancing(np.ones(3), even, even, np.ones(3), np.zeros((4, 2), int))})
+        case "step_traffic":
+            return dict(fsdp=2)
+        case "router_picks":
+            return dict(model=common.model("mixtral"), params=common.params("mixtral"), token_ids=[3, 1, 4, 1, 5])
+        case "training_curves":
+            return dict(workdir="no run yet")
         case "receptive_field":
             return dict(windows=(2, None), length=6)
         case "token_journey":

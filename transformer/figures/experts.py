@@ -100,7 +100,7 @@ def expert_load(
     names = [look(f"remedy {remedy}") for remedy in runs]
     layout = [[{} for _ in runs], [{"colspan": len(runs)}, *[None] * (len(runs) - 1)]]
     figure = make_subplots(
-        2, len(runs), specs=layout, subplot_titles=[*names, look("violation")], vertical_spacing=0.18
+        2, len(runs), specs=layout, subplot_titles=[*names, look("violation")], vertical_spacing=0.26
     )
     top = max(run.after[-1].max() for run in runs.values()) * 1.1
     for column, (remedy, run) in enumerate(runs.items(), 1):

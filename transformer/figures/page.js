@@ -110,6 +110,8 @@ class Drawing {
     const layout = this.layout();
     this.plot.style.height = `${layout.height}px`;
     const traces = step.traces.map(i => structuredClone(this.traces[i]));
+    // Many numbers side by side have no room there; a touch still tells each.
+    if (layout.width < NARROW) for (const trace of traces) if (columns(trace.z) > 12) delete trace.texttemplate;
     const config = {displayModeBar: false, scrollZoom: false, responsive: false};
     this.drawing = Plotly.react(this.plot, traces, layout, config);
     const scroll = this.plot.parentElement;
@@ -156,12 +158,18 @@ function stacked(layout) {
   return layout;
 }
 
+// Of a heatmap's numbers, as lists or as plotly packs them.
+function columns(z) {
+  return z?.shape ? Number(z.shape.split(",")[1]) : z?.[0]?.length ?? 0;
+}
+
 function panel(layout, key) {
   const x = layout[key], y = layout["yaxis" + key.slice(5)];
   const wide = x.domain ?? [0, 1], high = y.domain ?? [0, 1];
   const title = (layout.annotations ?? []).find(note => note.xref === "paper" && note.yref === "paper"
     && Math.abs(note.x - (wide[0] + wide[1]) / 2) < 1e-6 && Math.abs(note.y - high[1]) < 1e-6);
   const bare = x.visible === false;
+  Object.assign(x, {tickangle: 0, tickfont: {...x.tickfont, size: 10}});
   if (title) {
     title.text = wrapped(title.text, bare ? 24 : 44);
     title.font = {...title.font, size: 13};

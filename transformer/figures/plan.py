@@ -13,7 +13,7 @@ from transformer.figures.sizes import binary
 MESHES = (dict(data=8), dict(fsdp=8), dict(fsdp=4, tensor=2), dict(fsdp=16, tensor=2), dict(fsdp=64))
 HELD_COLORS = {
     "parameters": "green", "gradients": "orange", "first moment": "blue", "second moment": "purple",
-    "weights": "green", "cache": "blue",
+    "weights": "muted", "cache": "red",
 }  # fmt: skip
 PURPOSE_COLORS = {"parameters": "green", "gradients": "orange", "activations": "blue", "tokens": "purple"}
 
@@ -97,12 +97,12 @@ def step_traffic(
         x=order, y=[totals[axes] / 1024 for axes in order], mode="text", text=[binary(totals[a]) for a in order],
         textposition="top center", showlegend=False, hoverinfo="skip", cliponaxis=False, row=1, col=1,
     )  # fmt: skip
-    purposes = [look(f"sent {purpose}") for purpose in found.expected]
+    purposes = [look(f"sent {purpose}").replace(" ", "<br>") for purpose in found.expected]
     for told, sent in (("by shapes", found.expected), ("as compiled", found.compiled)):
         color = look.colors.line if told == "by shapes" else look.colors.muted
         figure.add_bar(
             x=purposes, y=[n / 1024 for n in sent.values()], name=look(told), marker_color=color, offsetgroup=told,
-            text=[binary(n) for n in sent.values()], textposition="outside", cliponaxis=False, row=1, col=2,
+            text=[binary(n) for n in sent.values()], textposition="outside", textfont_size=10, constraintext="none", cliponaxis=False, row=1, col=2,
         )  # fmt: skip
     figure.update_yaxes(title_text="KiB", row=1, col=1)
     # The bars of the right panel stand beside each other, those of the left one on each other.
@@ -123,7 +123,7 @@ def mesh_traffic(
     look = Look(language, theme)
     meshes = [dict(fsdp=devices // ways, tensor=ways) for ways in (1, 2, 4, 8)]
     sent = [data.sent(reference, rows, length, **mesh) for mesh in meshes]
-    figure, names = go.Figure(), [_mesh(mesh) for mesh in meshes]
+    figure, names = go.Figure(), [_mesh(mesh, "<br>× ") for mesh in meshes]
     for purpose, color in PURPOSE_COLORS.items():
         figure.add_bar(
             x=names, y=[one[purpose] / 2**30 for one in sent], name=look(f"sent {purpose}"),

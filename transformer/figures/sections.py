@@ -114,7 +114,7 @@ SECTIONS = (
         "windows",
         (
             Shown("receptive_field", (Choice("layers", FIELDS),)),
-            Shown("layer_patterns"),
+            Shown("layer_patterns", least=900),
             Shown("ring_cache", (Choice("sinks", {"2": {}, "0": dict(sinks=0)}),)),
         ),
     ),
@@ -142,7 +142,7 @@ SECTIONS = (
         "sharding",
         (
             Shown("sharding", (Choice("array", ARRAYS), Choice("mesh", MESHES))),
-            Shown("step_traffic", (Choice("mesh", SMALL_MESHES),)),
+            Shown("step_traffic", (Choice("mesh", SMALL_MESHES),), least=680),
             Shown("mesh_traffic", (Choice("model", _named("reference", "llama3:8b", "llama3:70b")),)),
             Shown("hbm_plan", (Choice("model", _named("reference", "llama3:8b", "llama3:70b", "mixtral:8x7b")),)),
         ),

@@ -81,7 +81,7 @@ def layer_patterns(references: tuple[str, ...] = PATTERNS, language: str = "en",
                     y.append(f"{name}  ")
                     hover.append(look("window", window=window) if window else look("all"))
         figure.add_scatter(
-            x=x, y=y, mode="markers", name=look(kind), marker=dict(symbol="square", size=9, color=color), text=hover,
+            x=x, y=y, mode="markers", name=look(kind), marker=dict(symbol="square", size=7, color=color), text=hover,
             hovertemplate="%{y}%{x}: %{text}<extra></extra>",
         )  # fmt: skip
     figure.update_xaxes(title_text=look("layer"), showgrid=False)
