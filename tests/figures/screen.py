@@ -53,9 +53,9 @@ def slide(tab, name: str, step: int) -> None:
     if not slider.count():
         return
     slider.focus()
-    tab.keyboard.press("Home")
-    for _ in range(step):
-        tab.keyboard.press("ArrowRight")
+    away = step - int(slider.input_value())
+    for _ in range(abs(away)):
+        tab.keyboard.press("ArrowRight" if away > 0 else "ArrowLeft")
 
 
 def read(tab, name: str) -> str:
@@ -105,7 +105,7 @@ def _family_table(_):
 
 def _attention_steps(row, causal=True):
     found = attention.toy(causal)
-    return [f"{w:.2f}" for w in found.weights[row]] + [f"{x:.3g}" for x in found.output[row]]
+    return [f"{w:.2f}" for w in found.weights[row]] + [f"{abs(x):.3g}" for x in found.output[row].round(3)]
 
 
 def _decoding_work(step):

@@ -63,6 +63,15 @@ def test_every_figure_is_drawn_in_both_languages_and_themes(name):
             assert frame.layout.title.text, "each step has its own title"
 
 
+def test_every_step_of_a_slider_has_room_for_its_bars():
+    drawn = figures.cache_sizes(layers=2)
+    for frame in drawn.frames:
+        tallest = max(bar for trace in frame.data if trace.type == "bar" for bar in trace.y)
+        assert tallest < frame.layout.yaxis.range[1] < 2 * tallest, frame.name
+    for frame in figures.expert_parameters().frames:
+        assert frame.layout.yaxis.range is None, "plotly's own choice"
+
+
 @pytest.mark.parametrize("name", figures.__all__)
 def test_every_figure_takes_a_language_and_a_theme(name):
     parameters = inspect.signature(getattr(figures, name)).parameters

@@ -1,5 +1,6 @@
 """How figures look: language, colours, and the few arrangements that they share."""
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -43,6 +44,8 @@ PALETTES = {
 }  # fmt: skip
 
 
+# What every step of a figure says anew.
+STEPPED = ("title", "annotations", "shapes")
 # Shares of a colour in the paper's, that figures paint areas with.
 TINTS = (0.35, 0.45, 0.75)
 
@@ -148,8 +151,11 @@ def stepped(figures: dict[str, go.Figure], prompt: str, look: Look, start: int =
     """
     names, steps = list(figures), list(figures.values())
     first = steps[start]
+    # Also axes whose range moves with the step: one scale for all would hide small bars, the first's cut large ones.
+    axes = [name for name in first.layout if re.fullmatch(r"[xy]axis\d*", name)]
+    moved = [name for name in axes if any(f.layout[name] != first.layout[name] for f in steps)]
     frames = [
-        go.Frame(name=name, data=f.data, layout={part: f.layout[part] for part in ("title", "annotations", "shapes")})
+        go.Frame(name=name, data=f.data, layout={part: f.layout[part] for part in (*STEPPED, *moved)})
         for name, f in figures.items()
     ]
     shown = go.Figure(data=first.data, layout=first.layout, frames=frames)

@@ -19,8 +19,6 @@ from transformer.figures.sections import SECTIONS, Section, Shown
 from transformer.figures.words import WORDS
 
 THEMES = ("auto", *PALETTES)
-# What a step of a figure changes of its layout.
-STEPPED = ("annotations", "shapes")
 
 
 def page(language: str = "en", theme: str = "auto", sections: Sequence[Section] = SECTIONS) -> str:
@@ -105,10 +103,8 @@ def _drawn(figure: go.Figure, pool: dict[str, int]) -> dict[str, Any]:
     for frame in frames:
         own = frame["layout"]
         traces = [pool.setdefault(json.dumps(trace, ensure_ascii=False), len(pool)) for trace in frame["data"]]
-        caption = _caption(own.get("title", dict(text=title))["text"])
-        steps.append(
-            dict(name=frame["name"], traces=traces, title=caption, layout={k: own[k] for k in STEPPED if k in own})
-        )
+        caption = _caption(own.pop("title", dict(text=title))["text"])
+        steps.append(dict(name=frame["name"], traces=traces, title=caption, layout=own))
     kept = dict(layout=layout, steps=steps, start=0)
     if sliders:
         layout["height"] -= 90  # that the slider took

@@ -102,7 +102,8 @@ def step_traffic(
         color = look.colors.line if told == "by shapes" else look.colors.muted
         figure.add_bar(
             x=purposes, y=[n / 1024 for n in sent.values()], name=look(told), marker_color=color, offsetgroup=told,
-            text=[binary(n) for n in sent.values()], textposition="outside", textfont_size=10, constraintext="none", cliponaxis=False, row=1, col=2,
+            text=[binary(n) for n in sent.values()], textposition="outside", textfont_size=10, constraintext="none",
+            cliponaxis=False, row=1, col=2,
         )  # fmt: skip
     figure.update_yaxes(title_text="KiB", row=1, col=1)
     # The bars of the right panel stand beside each other, those of the left one on each other.
