@@ -1,6 +1,7 @@
 """The page through a reader's eyes and fingers, and what should be read there."""
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from transformer.spec import Mask
 LOOK = Look()
 LENGTHS = tuple(1024 << power for power in range(8))
 CAUSAL = Mask(causal=True)
+toy, influence = functools.cache(attention.toy), functools.cache(windows.influence)  # asked at every step
 
 
 def show(tab, name: str) -> None:
@@ -104,7 +106,7 @@ def _family_table(_):
 
 
 def _attention_steps(row, causal=True):
-    found = attention.toy(causal)
+    found = toy(causal)
     return [f"{w:.2f}" for w in found.weights[row]] + [f"{abs(x):.3g}" for x in found.output[row].round(3)]
 
 
@@ -133,7 +135,7 @@ def _published_caches(_, dtype):
 
 
 def _receptive_field(step, sinks=0, **asked):
-    reached = windows.influence(asked["windows"], 24, sinks)
+    reached = influence(asked["windows"], 24, sinks)
     return [LOOK("reach measured", count=int(reached[step, -1].sum()))]
 
 
