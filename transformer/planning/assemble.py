@@ -119,7 +119,9 @@ def instead(asked: Asked) -> tuple[Buffer, ...]:
     here = asked.topology
     larger = next((t for t in topology.offered(here.chip, here.slices) if t.chips >= 2 * here.chips), None)
     if larger:
-        found += _instead(asked, f"{larger.name}, all fsdp", slices=larger.name, mesh={"data": 1, "fsdp": -1})
+        rows = max(asked.request.rows, larger.devices)
+        told = f"{larger.name}, all fsdp" + f", batch {rows}" * (rows != asked.request.rows)
+        found += _instead(asked, told, slices=larger.name, mesh={"data": 1, "fsdp": -1}, rows=rows)
     return tuple(sorted(found, key=lambda buffer: buffer.bytes))
 
 
