@@ -14,6 +14,7 @@ from transformer.config import Run
 from transformer.nn.model import Transformer
 from transformer.planning import accounting, decoding, layers, memory, roofline, serving, traffic
 from transformer.planning.accounting import BYTES
+from transformer.planning.leaves import leaves
 from transformer.planning.report import Bytes, Estimate, Exchange, Flops, Kind, Memory, Parts, Report, Request
 from transformer.planning.topology import Topology, parse
 from transformer.settings import Compute
@@ -182,7 +183,7 @@ def minimal_bytes(plan: Plan) -> float:
         held = serving.prefill(model, compute, plan.mesh, plan.rows, plan.length, plan.topology.chip.kind)
         return _gathered(plan) * item + held.cache
     parts, passes = parts_of(plan), 2 if compute.remat == "none" else 3
-    own = sum(math.prod(leaf.local(plan.mesh, compute.rules)) for leaf in memory.leaves(model))
+    own = sum(math.prod(leaf.local(plan.mesh, compute.rules)) for leaf in leaves(model))
     kept = sum(size for name, size in parts.activations.items() if name not in ("layer", "head"))
     accumulate = plan.run.settings.train.accumulate
     return own * _UPDATE + accumulate * (_gathered(plan) * item * passes + 2 * kept)
@@ -191,7 +192,7 @@ def minimal_bytes(plan: Plan) -> float:
 def _gathered(plan: Plan) -> float:
     """Numbers of the parameters that a device multiplies by, those of other devices that it gathers among them."""
     rules, total = sharding.RULES[plan.compute.rules], 0.0
-    for leaf in memory.leaves(plan.run.spec):
+    for leaf in leaves(plan.run.spec):
         stays = {a for name in leaf.names if name == ax.EXPERTS for a in rules[name]} | {"tensor"}
         total += math.prod(leaf.shape) / math.prod(
             plan.mesh.get(a, 1) for name in leaf.names for a in rules[name] if a in stays
@@ -228,6 +229,6 @@ def elementwise_bytes(plan: Plan) -> float:
     update = 0.0
     if plan.kind == "train":
         passes = 3 if plan.compute.remat == "none" else 4
-        own = sum(math.prod(leaf.local(plan.mesh, plan.compute.rules)) for leaf in memory.leaves(plan.run.spec))
+        own = sum(math.prod(leaf.local(plan.mesh, plan.compute.rules)) for leaf in leaves(plan.run.spec))
         update = own * _UPDATE
     return numbers * BYTES[plan.compute.dtype] * passes + update
