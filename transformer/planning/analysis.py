@@ -68,7 +68,7 @@ def report(request: Request, run: Run) -> Report:
     """
     plan = Plan(run, parse(request.topology), request.mesh, request.kind, request.rows, request.length)
     parts, exchanges = parts_of(plan), exchanges_of(plan)
-    flops, size = flops_of(plan), Bytes(minimal=minimal_bytes(plan))
+    flops, size = flops_of(plan), bytes_of(plan)
     return Report(
         request=request,
         memory=Memory(offered=math.floor(plan.topology.chip.offered), parts=parts, arguments=arguments_of(plan)),
@@ -172,8 +172,12 @@ def _again(block: spec.Block, compute: Compute, width: int, length: int) -> tupl
     return products, 0.0 if "attended" in kept else flops.scores
 
 
-def minimal_bytes(plan: Plan) -> float:
-    """Bytes of HBM that a device must read or write: weights as often as they are used, and what is kept."""
+def bytes_of(plan: Plan) -> Bytes:
+    """What a device must read from HBM or write: weights as often as they are used, the cache, and what is kept."""
+    return Bytes(minimal=_minimal(plan))
+
+
+def _minimal(plan: Plan) -> float:
     model, compute, item = plan.run.spec, plan.compute, BYTES[plan.compute.dtype]
     if plan.kind == "decode":
         held = serving.decode(model, compute, plan.mesh, plan.rows, plan.length, plan.topology.chip.kind)
