@@ -42,6 +42,8 @@ FLOORS = {
     "transformer.check_mesh": 5,
     "transformer.explain": 5,
     "transformer.explorer": 5,
+    "transformer.plan": 5,
+    "transformer.programs": 5,
     "transformer.figures": 5,
     "transformer": 5,
     "train": 5,

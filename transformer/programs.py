@@ -4,6 +4,7 @@ These are the functions that training and generation call, none made for the pur
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,7 +26,8 @@ from transformer.ops.sampling import Sampling
 from transformer.training.state import abstract_state
 from transformer.training.step import compile_train_step
 
-Program = tuple[Any, tuple]  # a jitted function and its arguments
+# What makes a jitted function, to be called inside `jax.set_mesh(mesh)`, and its arguments.
+Program = tuple[Callable[[], Any], tuple]
 # Steps of one call of `generation.decode.decode`.
 STEPS = decoding.MAX_STEPS
 
@@ -45,14 +47,15 @@ def model_of(run: Run, kind: str, apart: bool = False) -> Transformer:
 
 
 def train(run: Run, mesh: Mesh) -> Program:
-    """The training step on a batch of `data.batch_size` rows, state donated; call it inside `jax.set_mesh(mesh)`.
+    """The training step on a batch of `data.batch_size` rows, state donated.
 
     Raises:
       ShardingError: the mesh can't hold the model or the batch.
     """
     model, settings = model_of(run, "train"), run.settings
     sharding.check_batch(settings.data.batch_size // settings.train.accumulate, mesh, settings.compute.rules)
-    return compile_train_step(model, settings), (abstract_state(model, settings, mesh), abstract_batch(run, mesh))
+    args = abstract_state(model, settings, mesh), abstract_batch(run, mesh)
+    return lambda: compile_train_step(model, settings), args
 
 
 def abstract_batch(run: Run, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
@@ -80,7 +83,7 @@ def prefill(run: Run, mesh: Mesh, rows: int, length: int, apart: bool = False) -
     tokens, first = _like((rows, width), jnp.int32, by_row), _like((), jnp.int32, everywhere)
     lengths = _like((rows,), jnp.int32, by_row)
     args = model, abstract_params(model, mesh), tokens, first, lengths, None, plan, source
-    return decoding.absorb, args
+    return lambda: decoding.absorb, args
 
 
 def decode(run: Run, mesh: Mesh, rows: int, length: int, apart: bool = False) -> Program:
@@ -101,7 +104,7 @@ def decode(run: Run, mesh: Mesh, rows: int, length: int, apart: bool = False) ->
     )
     ends, steps = _like((1,), jnp.int32, everywhere), _like((), jnp.int32, everywhere)
     method = Sampling(temperature=0.0).method()
-    return decoding.decode, (model, abstract_params(model, mesh), state, steps, ends, method)
+    return lambda: decoding.decode, (model, abstract_params(model, mesh), state, steps, ends, method)
 
 
 def abstract_params(model: Transformer, mesh: Mesh) -> dict:

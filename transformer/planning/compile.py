@@ -20,6 +20,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from transformer.planning import matmuls
 from transformer.planning.report import Buffer
 from transformer.settings import SettingsError
 
@@ -41,6 +42,7 @@ class Compiled:
       temporary: of all that it allocates besides.
       peak: of what it holds at once: arguments, results that take no argument's place, and the temporary.
       host: of the host's memory that it uses for a device.
+      program: FLOPs of the traced program's matrix products, on all devices (`matmuls`); None where that isn't known.
     """
 
     text: str
@@ -48,6 +50,7 @@ class Compiled:
     temporary: int
     peak: int
     host: int
+    program: int | None
     seconds: float
     max_rss: int
 
@@ -65,8 +68,18 @@ class OutOfMemory(RuntimeError):
         self.needed, self.offered, self.largest = needed, offered, largest
 
 
+def stay_off_tpus() -> None:
+    """Keeps JAX to the CPU; call it before anything asks for devices.
+
+    A host with TPUs need not be one to plan for them, and one that is must not lose them to a plan.
+    """
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    jax.config.update("jax_platforms", "cpu")
+
+
 def find_libtpu() -> str:
-    """Gets ready for libtpu, and its version. Call it before anything asks JAX for devices.
+    """Version of the libtpu that will compile.
 
     Raises:
       SettingsError: it isn't installed.
@@ -79,19 +92,17 @@ def find_libtpu() -> str:
             "libtpu: not installed; `pip install 'transformer[plan]'` brings the TPU compiler, no TPU needed, "
             "and --no-compile plans by analysis alone"
         )
-    for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)
-    # A host with TPUs need not be one; this process must not take them from another.
-    jax.config.update("jax_platforms", "cpu")
     own = installed and (path is None or "site-packages/libtpu/" in path)
     return importlib.metadata.version("libtpu") if own else path
 
 
-def compile_program(make: Callable[[], tuple[Any, tuple]], mesh: Mesh) -> Compiled:
+def compile_program(make: Callable[[], Any], args: tuple, mesh: Mesh, trips: int | None = None) -> Compiled:
     """Compiles for the devices of a mesh.
 
     Args:
-      make: gives a jitted function and its abstract arguments, placed on the mesh; called inside `jax.set_mesh`.
+      make: gives a jitted function; called inside `jax.set_mesh`, where nothing can be computed.
+      args: abstract, placed on the mesh.
+      trips: as of `matmuls.matmul_flops`.
 
     Raises:
       OutOfMemory: it doesn't fit.
@@ -99,8 +110,8 @@ def compile_program(make: Callable[[], tuple[Any, tuple]], mesh: Mesh) -> Compil
     """
     start = time.perf_counter()
     with jax.set_mesh(mesh):
-        function, args = make()
-        lowered = function.lower(*args)
+        traced = make().trace(*args)
+        lowered = traced.lower()
         try:
             compiled = lowered.compile()
         except jax.errors.JaxRuntimeError as error:
@@ -115,9 +126,17 @@ def compile_program(make: Callable[[], tuple[Any, tuple]], mesh: Mesh) -> Compil
         temporary=memory.temp_size_in_bytes,
         peak=max(memory.peak_memory_in_bytes, held + memory.temp_size_in_bytes),
         host=memory.host_argument_size_in_bytes + memory.host_temp_size_in_bytes,
+        program=_program(traced, trips),
         seconds=seconds,
         max_rss=max_rss(),
     )
+
+
+def _program(traced: Any, trips: int | None) -> int | None:
+    try:
+        return matmuls.count(traced.jaxpr, trips)
+    except ValueError:  # branches that differ
+        return None
 
 
 def max_rss() -> int:

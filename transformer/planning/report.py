@@ -97,6 +97,7 @@ class Memory:
       offered: what the compiler may use.
       parts: by analysis.
       largest: the biggest arrays, the largest first.
+      instead: what other settings, or another slice, would need by analysis, named by them.
       peak: at the worst moment, as compiled.
       arguments: of the state and the batch, or of parameters and cache, as compiled.
       temporary: what else the program needs at once, as compiled.
@@ -105,6 +106,7 @@ class Memory:
     offered: int
     parts: Parts
     largest: tuple[Buffer, ...] = ()
+    instead: tuple[Buffer, ...] = ()
     peak: int | None = None
     arguments: int | None = None
     temporary: int | None = None

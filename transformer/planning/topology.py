@@ -208,8 +208,10 @@ def nearest(topology: Topology, asked: Mapping[str, int]) -> dict[str, int]:
     """The mesh that lies on the torus and whose sizes are closest to those asked for."""
     axes = [axis for axis in MESH_AXES if asked.get(axis, 1) != 1 and axis != "slice"] or ["fsdp"]
 
-    def far(sizes: Mapping[str, int]) -> float:
-        return sum(abs(math.log2(sizes[axis] / max(asked.get(axis, 1), 1))) for axis in MESH_AXES)
-
     # The axes asked for are enough: one alone can take the whole torus. `data` may take what they leave.
-    return min(meshes(topology, dict.fromkeys(["data", *axes])), key=far)
+    return min(meshes(topology, dict.fromkeys(["data", *axes])), key=lambda sizes: far(sizes, asked))
+
+
+def far(sizes: Mapping[str, int], asked: Mapping[str, int]) -> float:
+    """How many factors of two all axes are off together."""
+    return sum(abs(math.log2(sizes.get(axis, 1) / max(asked.get(axis, 1), 1))) for axis in MESH_AXES)
