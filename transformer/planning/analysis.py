@@ -22,7 +22,7 @@ from transformer.settings import Compute
 # Products of scores and values: two forwards; backwards the kernels for queries and for keys make three and four, since
 # both make the scores again.
 FORWARD, BACKWARD = 2, 7
-KERNEL = "attention"
+ATTENTION = "attention"
 _UPDATE = 7 * BYTES["float32"]  # of a parameter: it, its moments and its gradient are read, all but the last written
 
 
@@ -118,18 +118,33 @@ def flops_of(plan: Plan) -> Flops:
     model, devices = plan.run.spec, plan.topology.devices
     share = plan.tokens / devices
     source = plan.length if model.trunk.crosses else None
+    training = plan.kind == "train"
     if plan.kind == "decode":
         asked = decoding.step_flops(model, plan.length)
-        program, kernels = asked.total - asked.scores, asked.scores
+        products, attention = asked.total - asked.scores, asked.scores
     else:
-        training = plan.kind == "train"
         asked = accounting.flops_per_token(model, plan.target, training=training, source_len=source)
-        program, kernels = executed(model, plan.compute, plan.target, training, source)
+        products, attention = executed(model, plan.compute, plan.target, training, source)
+    experts = 0.0 if plan.compute.experts in ("capacity", "dense") else _experts(model, plan.compute, training)
+    kernels = {ATTENTION: attention * share, roofline.GROUPED: experts * share}
     return Flops(
         model={name: n * share for name, n in dataclasses.asdict(asked).items() if n},
-        program=program * share,
-        kernels={KERNEL: kernels * share} if kernels else {},
+        program=(products - experts) * share,
+        kernels={name: n for name, n in kernels.items() if n},
     )
+
+
+def _experts(model: spec.Model, compute: Compute, training: bool) -> float:
+    """FLOPs a token of the products of routed experts: once forwards, twice backwards, once more if made again."""
+    further = model.mtp.decoder.layers * model.mtp.depth if model.mtp and training else ()
+    passes = 1 if not training else 3 if compute.remat == "none" else 4
+    return passes * sum(_routed(block.ffn, model.d_model) for block in (*model.layers, *further))
+
+
+def _routed(ffn: spec.FeedForward | spec.MoE, width: int) -> float:
+    if not isinstance(ffn, spec.MoE):
+        return 0.0
+    return ffn.top_k * 2.0 * width * ffn.expert.d_ff * (3 if ffn.expert.gated else 2)
 
 
 def executed(
@@ -154,12 +169,10 @@ def _again(block: spec.Block, compute: Compute, width: int, length: int) -> tupl
     if compute.remat == "none":
         return 0.0, 0.0
     flops = accounting.block_flops(block, width, length)
-    experts = block.ffn if isinstance(block.ffn, spec.MoE) else None
-    dense = block.ffn if experts is None else experts.shared
+    dense = block.ffn.shared if isinstance(block.ffn, spec.MoE) else block.ffn
     hidden = 2.0 * width * dense.d_ff if dense is not None else 0.0
-    routed = flops.ffn - hidden * (3 if dense is not None and dense.gated else 2) if experts else 0.0
     if compute.remat == "dots":
-        return routed, flops.scores
+        return _routed(block.ffn, width), flops.scores
     kept = (*compute.remat_names, *compute.offload_names)
     # Nobody needs what the last product of a layer gave, unless a norm reads it.
     last = hidden if dense is not None and block.placement == "pre" else 0.0
