@@ -11,7 +11,7 @@ from transformer.planning.compile import Compiled
 from transformer.planning.hlo import parse
 from transformer.planning.report import Buffer, Bytes, Compile, Exchange, Flops, Report
 from transformer.planning.request import Asked, ask
-from transformer.planning.work import work
+from transformer.planning.work import Work, work
 from transformer.settings import HOST_MEMORY, SettingsError
 from transformer.sharding import ShardingError
 
@@ -47,7 +47,9 @@ def compiled(asked: Asked, program: Compiled, versions: dict[str, str], steps: i
         model=report.flops.model,
         program=None if program.program is None else program.program / topology_.devices / each,
         compiled=done.flops / each,
-        kernels={name: kernel.flops / each for name, kernel in done.kernels.items() if not kernel.silent},
+        kernels=kernels(
+            report, {name: kernel.flops / each for name, kernel in done.kernels.items() if not kernel.silent}
+        ),
     )
     size = Bytes(minimal=report.bytes.minimal, hbm=done.bytes / each)
     cycles = {name: count / each for name, count in done.cycles.items()}
@@ -69,6 +71,13 @@ def compiled(asked: Asked, program: Compiled, versions: dict[str, str], steps: i
         compile=compile_,
         versions=versions,
     )
+
+
+def kernels(report: Report, done: Work, steps: int) -> dict[str, float]:
+    """FLOPs of kernels by their own estimates; those that multiply experts' rows give none, and are reckoned."""
+    estimated = {name: kernel.flops / steps for name, kernel in done.kernels.items() if not kernel.silent}
+    grouped = {name: n for name, n in report.flops.kernels.items() if name.startswith(roofline.GROUPED)}
+    return grouped | estimated
 
 
 def exchanges(found: Iterable[Collective], rules: str, steps: int = 1) -> tuple[Exchange, ...]:

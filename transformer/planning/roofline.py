@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from transformer.planning import links
+from transformer.planning.chips import GIB, Chip
 from transformer.planning.report import Bytes, Compile, Estimate, Exchange, Flops
 from transformer.planning.topology import Topology
 
@@ -112,3 +113,12 @@ def _assumptions(
 def chip_hours(asked: Asked, found: Estimate, tokens: float) -> float:
     """Of so many tokens, without a break."""
     return found.days(tokens) * 24 * asked.topology.chips * asked.topology.slices
+
+
+def rates(chip: Chip) -> str:
+    """What a chip is taken to do, in a sentence."""
+    return (
+        f"{chip.name}: {chip.flops / 1e12:,.0f} TFLOP/s in bfloat16, {chip.capacity / GIB:.0f} GiB of HBM at "
+        f"{chip.bandwidth / 1e9:,.0f} GB/s, {2 * chip.dims} links of {chip.link / 1e9:g} GB/s each way (published; "
+        "planning/chips.py has the sources)."
+    )
