@@ -4,11 +4,12 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-from transformer.planning import analysis, memory, roofline, topology, traffic
+from transformer.planning import analysis, roofline, topology, traffic
 from transformer.planning.accounting import BYTES
 from transformer.planning.collectives import Collective, collectives
 from transformer.planning.compile import Compiled
 from transformer.planning.hlo import parse
+from transformer.planning.leaves import leaves
 from transformer.planning.report import Buffer, Bytes, Compile, Exchange, Flops, Report
 from transformer.planning.request import Asked, ask
 from transformer.planning.work import Work, work
@@ -106,7 +107,7 @@ def largest(asked: Asked, report: Report) -> tuple[Buffer, ...]:
     moments = 2 * BYTES[optimizer.moments_dtype] if train and optimizer.moments_memory != HOST_MEMORY else 0
     found = [Buffer(name=f"activations: {name}", bytes=size) for name, size in parts.activations.items()]
     found.append(Buffer(name="cache", bytes=parts.cache))
-    for leaf in memory.leaves(run.spec):
+    for leaf in leaves(run.spec):
         size, name = math.prod(leaf.local(asked.mesh, rules)), "/".join(leaf.path)
         found.append(Buffer(name=name, bytes=size * item))
         found.append(Buffer(name=f"both moments of {name}", bytes=size * moments))
