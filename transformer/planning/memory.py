@@ -74,6 +74,7 @@ class _Step:
             width=model.d_model,
             tensor=mesh.get("tensor", 1),
             experts=mesh.get("expert", 1),
+            context=mesh.get("context", 1),
             gathered=math.prod(mesh.get(a, 1) for a in rules[ax.EMBED]) > 1,
             compute=compute,
             device_kind=device_kind,
@@ -88,10 +89,11 @@ class _Step:
 
     @staticmethod
     def _part(path: tuple[str, ...]) -> tuple[str, ...]:
-        """Of a stack, which of its parts; of multi-token prediction, its depth."""
-        if path[0] in ("encoder", "decoder"):
-            return path[0], path[1].split("_")[0]
-        return (path[0], path[1]) if path[0] == "mtp" else (path[0],)
+        """Of a stack, which of its parts, without the number of the layer; of anything else the first name."""
+        depth = 3 if path[0] == "mtp" else 1
+        if len(path) <= depth or path[depth - 1] not in ("encoder", "decoder"):
+            return path[:depth]
+        return *path[:depth], path[depth].split("_")[0]
 
     def count(self, *path: str) -> int:
         """Numbers on a device of the parameters below a path."""
@@ -111,7 +113,7 @@ class _Step:
             yield from self._of_stack((name,), stack, source=name == "encoder")
         if self.model.mtp is not None:
             for depth in range(self.model.mtp.depth):
-                yield from self._of_stack(("mtp", f"depth_{depth}"), self.model.mtp.decoder)
+                yield from self._of_stack(("mtp", f"depth_{depth}", "decoder"), self.model.mtp.decoder)
 
     def _of_stack(self, path: tuple[str, ...], stack: spec.Stack, source: bool = False) -> Iterator["_Stretch"]:
         share = replace(self.share, tokens=self.share.source) if source else self.share

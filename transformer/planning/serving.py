@@ -46,6 +46,7 @@ def _held(
         width=model.d_model,
         tensor=mesh.get("tensor", 1),
         experts=mesh.get("expert", 1),
+        context=1,
         gathered=math.prod(mesh.get(a, 1) for a in rules[ax.EMBED]) > 1,
         compute=compute,
         device_kind=device_kind,

@@ -147,8 +147,12 @@ def _of_parameter(
     in_stack = part not in ("head", "pooler")
     # Around experts it is the code itself that gathers, and keeps what it gathered unless it is told not to.
     twice = in_stack and (not stays or model.compute.remat != "none")
-    depth = model.spec.mtp.depth if model.spec.mtp and part == "head" else 0
-    yield _exchange("all-gather", gathered, "parameters", here * item, (1 + twice) * (1 + depth))
+    times = 2 if twice else 1
+    if part == "head":
+        # In chunks it is gathered for each pass over them; once for each depth of multi-token prediction, too.
+        chunks = 2 if model.compute.loss_chunk < model.spec.vocab_size else 1
+        times = chunks * (1 + (model.spec.mtp.depth if model.spec.mtp else 0))
+    yield _exchange("all-gather", gathered, "parameters", here * item, times)
     grad = here * (item if in_stack else BYTES["float32"])
     # Around experts the code itself scatters.
     if compiler.scatters or stays:
