@@ -48,16 +48,12 @@ def compiled(asked: Asked, program: Compiled, versions: dict[str, str], steps: i
         model=report.flops.model,
         program=None if program.program is None else program.program / topology_.devices / each,
         compiled=done.flops / each,
-        kernels=kernels(
-            report, {name: kernel.flops / each for name, kernel in done.kernels.items() if not kernel.silent}
-        ),
+        kernels=kernels(report, done, each),
     )
     size = Bytes(minimal=report.bytes.minimal, hbm=done.bytes / each)
     cycles = {name: count / each for name, count in done.cycles.items()}
-    sent, compile_ = (
-        exchanges(found, rules, each),
-        Compile(seconds=program.seconds, max_rss=program.max_rss, cycles=cycles),
-    )
+    sent = exchanges(found, rules, each)
+    compile_ = Compile(seconds=program.seconds, max_rss=program.max_rss, cycles=cycles)
     plan = analysis.Plan(asked.run, topology_, asked.mesh, asked.request.kind, asked.request.rows, asked.request.length)
     of = roofline.Asked(topology=topology_, mesh=asked.mesh, tokens=plan.tokens)
     return dataclasses.replace(
@@ -75,10 +71,11 @@ def compiled(asked: Asked, program: Compiled, versions: dict[str, str], steps: i
 
 
 def kernels(report: Report, done: Work, steps: int) -> dict[str, float]:
-    """FLOPs of kernels by their own estimates; those that multiply experts' rows give none, and are reckoned."""
+    """FLOPs of kernels by their own estimates; those that multiply experts' rows are reckoned if they give none."""
     estimated = {name: kernel.flops / steps for name, kernel in done.kernels.items() if not kernel.silent}
-    grouped = {name: n for name, n in report.flops.kernels.items() if name.startswith(roofline.GROUPED)}
-    return grouped | estimated
+    if any(name.startswith(roofline.GROUPED) and n for name, n in estimated.items()):
+        return estimated
+    return {name: n for name, n in report.flops.kernels.items() if name.startswith(roofline.GROUPED)} | estimated
 
 
 def exchanges(found: Iterable[Collective], rules: str, steps: int = 1) -> tuple[Exchange, ...]:
