@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
+from transformer import axes as ax
 from transformer import spec
 from transformer.ops import cache_rows
 
@@ -59,6 +60,15 @@ class KVCache:
     def capacity(self) -> int:
         """Number of slots S."""
         return self.positions.shape[-1]
+
+    @property
+    def axes(self) -> dict[str, tuple[str | None, ...]]:
+        """The logical axes of its arrays, by field."""
+        lead = (ax.LAYERS,) * (self.positions.ndim - 2)
+        slots = (*lead, ax.BATCH, ax.ACT_HEADS, None)
+        names = {"keys": (*slots, None), "values": (*slots, None), "positions": (*lead, ax.BATCH, None)}
+        scales = {name: slots for name in ("key_scales", "value_scales") if getattr(self, name) is not None}
+        return names | scales
 
     @property
     def ring(self) -> int:
