@@ -10,7 +10,7 @@ from transformer.nn.context import Context
 from transformer.nn.projection import Projection
 from transformer.ops.activations import activate, gate
 from transformer.settings import Compute
-from transformer.sharding import alone, constrain, into_branch, into_stream
+from transformer.sharding import constrain, into_branch, into_stream
 
 
 class FeedForward(nn.Module):
@@ -30,7 +30,7 @@ class FeedForward(nn.Module):
         inward = (width,), (s.d_ff,), (ax.EMBED, ax.MLP), s.bias, self.compute
         y = checkpoint_name(Projection(*inward, name="up")(x), "ffn_up")
         if s.gated:
-            y = gate(s, alone(checkpoint_name(Projection(*inward, name="gate")(x), "ffn_gate")), y)
+            y = gate(s, checkpoint_name(Projection(*inward, name="gate")(x), "ffn_gate"), y)
         else:
             y = activate(s.activation, y)
         y = constrain(y, (ax.BATCH, ax.LENGTH, ax.ACT_MLP), rules)
