@@ -164,8 +164,14 @@ def into_stream(x: jax.Array, rules: str = "default") -> jax.Array:
 
 
 # The gradient of a constraint is laid out as its value: sums to be scattered would be kept whole on every device.
-into_branch.defvjp(lambda x, rules: (into_branch(x, rules), None), lambda rules, _, d: (into_stream(d, rules),))
+into_branch.defvjp(lambda x, rules: (into_branch(x, rules), None), lambda rules, _, d: (into_stream(alone(d), rules),))
 into_stream.defvjp(lambda x, rules: (into_stream(x, rules), None), lambda rules, _, d: (into_branch(d, rules),))
+
+
+def alone(x: jax.Array) -> jax.Array:
+    """x, which TPU compilers make by itself: fused with sums and activations behind it, a product takes up to twice
+    its time by their own estimates (docs/step.md)."""
+    return jax.lax.optimization_barrier(x) if platform() == "tpu" else x
 
 
 def ways(name: str, rules: str = "default") -> int:

@@ -97,6 +97,7 @@ class MoE(nn.Module):
             compute.expert_exchange,
             compute.expert_buffer,
             compute.rules,
+            compute.remat == "full",
             compute.reduce_dtype,
         )
         weights = Experts(s.expert, s.num_experts, x.shape[-1], self.gain, name="experts")()

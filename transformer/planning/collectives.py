@@ -56,7 +56,7 @@ class Collective:
 def collectives(text: str | Program, mesh: Mapping[str, int], trips: int | None = None) -> list[Collective]:
     """All collectives of a compiled program, in the order of its text but for those taken along in several steps.
 
-    Of the branches of a conditional the one that sends least is counted.
+    Of the branches of a conditional the `ordinary` one is counted.
 
     Args:
       mesh: sizes of the axes, in their order (`Mesh.shape`); devices are numbered along it, the last axis fastest.
@@ -66,17 +66,22 @@ def collectives(text: str | Program, mesh: Mapping[str, int], trips: int | None 
       ValueError: as of `hlo.walk`.
     """
     program, sizes = parse(text) if isinstance(text, str) else text, {n: size for n, size in mesh.items() if size > 1}
-    found = _travelling(walk(program, lambda within: least_sent(within, program, math.prod(sizes.values())), trips))
+    found = _travelling(walk(program, lambda within: ordinary(within, program, math.prod(sizes.values())), trips))
     return [_collective(run, program, sizes) for run in found]
 
 
-def least_sent(within: list[list[Run]], program: Program, devices: int) -> list[Run]:
-    """The branch, among the runs of all, whose collectives send least on that many devices."""
+def ordinary(within: list[list[Run]], program: Program, devices: int) -> list[Run]:
+    """The branch, among the runs of all, that a program takes when nothing is out of the ordinary.
 
-    def total(runs: list[Run]) -> float:
-        return sum(run.times * _sizes(run, program, devices)[1] for run in _travelling(runs))
+    It is one that has a ragged exchange, of whose buffer the others are the way out when it would overflow
+    (`ops.experts.exchange`); else that whose collectives send least on that many devices.
+    """
 
-    return min(within, key=total)
+    def order(runs: list[Run]) -> tuple[bool, float]:
+        ragged = any(run.instruction.opcode.startswith("ragged-all-to-all") for run in runs)
+        return not ragged, sum(run.times * _sizes(run, program, devices)[1] for run in _travelling(runs))
+
+    return min(within, key=order)
 
 
 def sent(kind: str, operand: float, group: int) -> float:
