@@ -18,6 +18,7 @@ from transformer.training.objectives import Causal, Objective
 BINS = 64  # rows that are filled at a time where no example may be split
 CHUNK = 16  # texts that are cut at a time: what processes send each other, and what a restored state cuts again
 AHEAD = 4  # chunks that each process makes ahead
+GRACE_SECONDS = 60  # for which a process that is told to end goes on
 
 
 def check_usable(items: Sequence[Any], objective: Objective) -> None:
@@ -142,9 +143,19 @@ class _OrderedIterator(grain.DatasetIterator[Any]):
 
 
 def _in_worker(index: int, count: int) -> None:
-    """Ctrl-C is for the process that trains, and none outlives it, however it ends."""
+    """A signal to all processes of a job is for the one that trains, which may need batches until it has saved.
+
+    None outlives it, however it ends.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _end_later)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_later(*_: Any) -> None:
+    timer = threading.Timer(GRACE_SECONDS, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
 
 
 def _end_with_parent() -> None:
