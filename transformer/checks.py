@@ -1,6 +1,10 @@
-"""What is wrong with a setting, said in one way: the field, its value, the remedy."""
+"""What all settings share: how it is said what is wrong with one, and kinds of numbers and memory."""
 
-from typing import Any
+from typing import Any, Literal
+
+DType = Literal["float32", "bfloat16"]
+# What JAX calls memory of the host that devices can read and write.
+HOST_MEMORY = "pinned_host"
 
 
 class SettingsError(ValueError):

@@ -9,17 +9,15 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from transformer.checks import SettingsError, check
+from transformer.checks import HOST_MEMORY, DType, SettingsError, check
 from transformer.data_settings import PAIR_SOURCES, Component, Data
+from transformer.optimizer_settings import Group, Optimizer
 
 __all__ = [
-    "HOST_MEMORY", "PAIR_SOURCES", "POINTS", "Balance", "Component", "Compute", "Data", "Mesh", "Optimizer", "Settings",
-    "SettingsError", "Train", "check",
+    "HOST_MEMORY", "PAIR_SOURCES", "POINTS", "Balance", "Component", "Compute", "Data", "Group", "Mesh", "Optimizer",
+    "Settings", "SettingsError", "Train", "check",
 ]  # fmt: skip
 
-DType = Literal["float32", "bfloat16"]
-# What JAX calls memory of the host that devices can read and write.
-HOST_MEMORY = "pinned_host"
 # Points of a layer that remat can keep by name, in the order in which they are computed.
 POINTS = (
     "q", "k", "v", "attended", "attention_out", "cross_out", "ffn_gate", "ffn_up", "ffn_out", "residual",
@@ -39,11 +37,12 @@ class Compute:
     expert_capacity: float = 1.25  # slots of an expert in "capacity", times an even share of the assignments
     expert_exchange: Literal["auto", "all_to_all", "all_gather"] = "auto"  # how tokens reach other devices' experts
     expert_buffer: float = 2.0  # rows received by all_to_all, times an even share; what overflows takes all_gather
+    reduce_dtype: DType | None = None  # of the sums over devices of weights' gradients; None: dtype
     remat: Literal["none", "dots", "names", "full"] = "none"  # what the backward pass computes again: nothing … all
     remat_names: tuple[str, ...] = ()  # those of `POINTS` that remat="names" keeps
     offload_names: tuple[str, ...] = ()  # those that it keeps in the host's memory; not on CPUs
     unroll: int = 1  # body repeats unrolled per scan step
-    loss_chunk: int = 8192  # vocabulary columns of logits alive at once
+    loss_chunk: int = 1024  # positions of a device whose logits are alive at once
     rules: Literal["default", "sequence", "decode"] = "default"  # preset of sharding.py: logical axes -> mesh axes
 
     def __post_init__(self):
@@ -55,7 +54,7 @@ class Compute:
             check(0 < value < math.inf, f"compute.{name}", value, "use a positive factor, such as 1.25")
         self._check_names()
         check(self.unroll >= 1, "compute.unroll", self.unroll, "use 1 (a plain scan) or more")
-        check(self.loss_chunk >= 128, "compute.loss_chunk", self.loss_chunk, "use at least 128 vocabulary columns")
+        check(self.loss_chunk >= 128, "compute.loss_chunk", self.loss_chunk, "use at least 128 positions")
 
     def _check_names(self) -> None:
         remat, kept, moved = self.remat, self.remat_names, self.offload_names
@@ -85,44 +84,6 @@ class Mesh:
             check(size == -1 or size >= 1, f"mesh.{name}", size, "use a positive size, or -1 for what is left")
         left = [name for name, size in dataclasses.asdict(self).items() if size == -1]
         check(len(left) <= 1, "mesh", left, "only one axis may be -1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Optimizer:
-    """AdamW with linear warm-up and a schedule, clipped by the global gradient norm."""
-
-    peak_lr: float = 3e-3
-    schedule: Literal["cosine", "linear", "inverse_sqrt", "constant"] = "cosine"  # after the warm-up
-    end_lr_fraction: float = 0.1  # "cosine" and "linear" end at this fraction of peak_lr
-    warmup_steps: int = 20
-    b1: float = 0.9
-    b2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.1  # matrices only: norms, biases, sinks and tables of positions are exempt
-    clip_norm: float = 1.0
-    moments_dtype: DType = "float32"  # of the moments between steps; they are computed in float32
-    moments_memory: Literal["device", "pinned_host"] = "device"  # where they rest; not on CPUs
-
-    def __post_init__(self):
-        check(0 < self.peak_lr < math.inf, "optimizer.peak_lr", self.peak_lr, "use a positive, finite learning rate")
-        end = self.end_lr_fraction
-        check(0 <= end <= 1, "optimizer.end_lr_fraction", end, "use 0 to 1")
-        schedule, warmup, default = self.schedule, self.warmup_steps, type(self).end_lr_fraction
-        remedy = f"optimizer.schedule={schedule!r} has no end; leave it at {default}"
-        check(schedule in ("cosine", "linear") or end == default, "optimizer.end_lr_fraction", end, remedy)
-        check(warmup >= 0, "optimizer.warmup_steps", warmup, "use 0 or more steps")
-        remedy = f'optimizer.schedule="{schedule}" is in units of the warm-up; use 1 step or more'
-        check(schedule != "inverse_sqrt" or warmup >= 1, "optimizer.warmup_steps", warmup, remedy)
-        check(0 <= self.b1 < 1, "optimizer.b1", self.b1, "use a value in [0, 1)")
-        check(0 <= self.b2 < 1, "optimizer.b2", self.b2, "use a value in [0, 1)")
-        check(0 < self.eps < math.inf, "optimizer.eps", self.eps, "use a positive, finite epsilon")
-        check(0 <= self.weight_decay < math.inf, "optimizer.weight_decay", self.weight_decay, "use 0 or more")
-        # Of steps below half of its spacing, bfloat16 rounds every one away: a moment would never decay.
-        remedy = 'optimizer.moments_dtype="bfloat16" rounds so small steps away; use at most 0.99, or "float32"'
-        for name in ("b1", "b2"):
-            fits = self.moments_dtype == "float32" or getattr(self, name) <= 0.99
-            check(fits, f"optimizer.{name}", getattr(self, name), remedy)
-        check(self.clip_norm > 0, "optimizer.clip_norm", self.clip_norm, "use a positive norm (inf: no clipping)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +118,12 @@ class Train:
     eval_pairs: int = 0  # held-out pairs that the model must answer exactly, for data.objective="pairs"; 0: none
     checkpoint_every: int = 100
     keep_checkpoints: int = 2
+    norms_every: int = 0  # how large gradients, parameters and activations of each layer are is recorded
     check_replicas_every: int = 0  # steps after which copies of parameters and state on all devices are compared
+    spike: float = (
+        0.0  # standard deviations that a loss may lie above its running mean, else the step is skipped; 0: any
+    )
+    stop_after_skipped: int = 10  # steps skipped in a row, for that or a loss or gradient that isn't finite; 0: never
     watchdog_seconds: float = 0.0  # a run that does nothing for so long ends, with all stacks; 0: it waits for ever
     sample_every: int = 0
     sample_prompts: tuple[str, ...] = ("The ",)
@@ -169,8 +135,11 @@ class Train:
         check(kind == "float32" or self.accumulate > 1, "train.accumulate_dtype", kind, remedy)
         for name in ("steps", "accumulate", "eval_batches", "keep_checkpoints", "sample_tokens", "log_every"):
             check(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "use at least 1")
-        for name in ("eval_every", "checkpoint_every", "sample_every", "check_replicas_every"):
+        for name in ("eval_every", "checkpoint_every", "sample_every", "norms_every", "check_replicas_every"):
             check(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "use 0 (never) or more steps")
+        check(0 <= self.spike < math.inf, "train.spike", self.spike, "use 0 (off) or a few deviations, such as 6")
+        limit = self.stop_after_skipped
+        check(limit >= 0, "train.stop_after_skipped", limit, "use 0 (never) or more steps")
         patience = self.watchdog_seconds
         check(0 <= patience < math.inf, "train.watchdog_seconds", patience, "use 0 (never) or a number of seconds")
         check(self.eval_pairs >= 0, "train.eval_pairs", self.eval_pairs, "use 0 (none) or more pairs")

@@ -36,6 +36,7 @@ def a_config(corpus: str, **train_fields):
     page.data.validation_fraction = 0.2
     page.optimizer.warmup_steps = 2
     page.train.update({"steps": 9, "log_every": 1, "eval_every": 4, "checkpoint_every": 3, "eval_batches": 2})
+    page.train.norms_every = 5
     page.train.update(train_fields)
     return page
 
@@ -134,6 +135,14 @@ def test_a_device_that_errs_ends_the_run_before_it_is_saved(corpus, tmp_path, mo
     with pytest.raises(ReplicaError, match="step 6: copies of params/decoder/final_norm/scale differ: 1 of 8"):
         train(run, tmp_path, quiet=True)
     assert Workdir(tmp_path).latest_step() == 3
+
+
+def test_norms_are_recorded(straight):
+    """In JSON lines and as histograms; a signal that stops the run changes none (they are among `records`)."""
+    (norms,) = [record for record in records(straight[1]) if record["kind"] == "norms"]
+    assert norms["step"] == 5 and len(norms["gradient/decoder/body/block_0/ffn/up/kernel"]) == 2
+    events = b"".join(file.read_bytes() for file in (straight[1] / "tensorboard").iterdir())
+    assert b"norms/gradient/decoder/body/block_0/ffn/up/kernel" in events
 
 
 def test_training_learns(straight):

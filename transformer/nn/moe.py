@@ -16,6 +16,8 @@ from transformer.nn.feed_forward import FeedForward
 from transformer.nn.parameter import parameter
 from transformer.nn.projection import capture, capturing
 from transformer.ops import balance, experts, routing, zigzag
+from transformer.ops.products import product
+from transformer.ops.sums import Sums
 from transformer.settings import Compute
 from transformer.sharding import into_branch, into_stream, partition_spec
 
@@ -28,12 +30,15 @@ class Router(nn.Module):
 
     spec: spec.Router
     num_experts: int
+    compute: Compute
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B T E"], Float[Array, " E"] | None]:
         init = nn.initializers.truncated_normal(1 / math.sqrt(x.shape[-1]))
-        kernel = parameter(self, "kernel", init, (x.shape[-1], self.num_experts), (ax.EMBED, ax.ROUTES))
-        logits = jnp.einsum("btd,de->bte", x.astype(jnp.float32), kernel, preferred_element_type=jnp.float32)
+        names = ax.EMBED, ax.ROUTES
+        kernel = parameter(self, "kernel", init, (x.shape[-1], self.num_experts), names)
+        sums = Sums(names, self.compute.rules, self.compute.reduce_dtype)
+        logits = product(x.astype(jnp.float32), kernel, 1, sums)
         zeros = nn.initializers.zeros_init()
         if self.spec.bias:
             logits = logits + parameter(self, "bias", zeros, (self.num_experts,), (ax.ROUTES,))
@@ -79,7 +84,7 @@ class MoE(nn.Module):
     def __call__(self, x: Float[Array, "B T D"], context: Context) -> Float[Array, "B T D"]:
         s, compute = self.spec, self.compute
         x = into_branch(x, compute.rules)
-        logits, correction = Router(s.router, s.num_experts, name="router")(x)
+        logits, correction = Router(s.router, s.num_experts, compute, name="router")(x)
         index, weight = self._route(logits, correction)
         for name, value in (("logits", logits), ("index", index), ("weight", weight)):
             capture(self, f"router_{name}", value)
@@ -92,6 +97,7 @@ class MoE(nn.Module):
             compute.expert_exchange,
             compute.expert_buffer,
             compute.rules,
+            compute.reduce_dtype,
         )
         weights = Experts(s.expert, s.num_experts, x.shape[-1], self.gain, name="experts")()
         y, dropped = experts.apply(compute.experts, call, x, index, weight, weights)

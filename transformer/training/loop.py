@@ -17,11 +17,14 @@ from transformer.config import Run
 from transformer.nn.model import Transformer
 from transformer.ops.experts import products
 from transformer.tokenizer import Tokenizer, load_tokenizer
-from transformer.training import data, metrics
+from transformer.training import balance as balancing
+from transformer.training import data, guard, metrics
 from transformer.training.examples import shape_of
 from transformer.training.feed import Feed
+from transformer.training.norms import make_norms
 from transformer.training.objectives import make_objective
 from transformer.training.pairs import Pair
+from transformer.training.profile import Profiler
 from transformer.training.replicas import ReplicaGuard
 from transformer.training.state import TrainState, abstract_state, init_state, state_of
 from transformer.training.step import compile_train_step, make_eval_step, means
@@ -50,6 +53,7 @@ def train(
     count_flops: FlopCount | None = None,
     sampler: Sampler | None = None,
     matcher: Matcher | None = None,
+    profile: tuple[int, int] | None = None,
     quiet: bool = False,
 ) -> Result:
     """Trains `run` in `workdir`, from its newest checkpoint if it has one.
@@ -61,20 +65,22 @@ def train(
     Args:
       count_flops: training FLOPs a token of rows of so many tokens, that bear those of an encoder's rows; for MFU.
       sampler: makes text with the current parameters, called every `train.sample_every` steps and at the end.
+      profile: first and last of the steps that JAX's profiler records, into the workdir's profile/.
       matcher: what fraction of pairs the current parameters answer exactly, of `train.eval_pairs` at each evaluation.
 
     Raises:
       SettingsError, ShardingError, WorkdirError, DistributedError: before anything is compiled.
       WorkdirError: no room for a checkpoint.
+      SkippedError: too many steps in a row had no finite loss and gradient (`train.stop_after_skipped`).
       ReplicaError: devices disagree about what they should hold copies of (`train.check_replicas_every`).
     """
-    return _Loop(run, workdir, count_flops, sampler, matcher, quiet).run_all()
+    return _Loop(run, workdir, count_flops, sampler, matcher, profile, quiet).run_all()
 
 
 class _Loop:
     """The parts of one run, made in the order in which they can fail: cheap checks first, compiling last."""
 
-    def __init__(self, run: Run, workdir: str, count_flops, sampler, matcher, quiet: bool):
+    def __init__(self, run: Run, workdir: str, count_flops, sampler, matcher, profile, quiet: bool):
         values = json.dumps(run.values, sort_keys=True, default=str).encode()
         distributed.check_same(hashlib.sha256(values).digest(), "the config")
         self.settings = run.settings
@@ -87,12 +93,15 @@ class _Loop:
         self.data_ended = False
         self.guard = ReplicaGuard(self.like) if train.check_replicas_every else None
         self.watchdog = Watchdog(train.watchdog_seconds)
+        self.profiler = Profiler(profile, self.workdir.path / "profile")
+        self.norms = jax.jit(make_norms(self.model, self.settings), compiler_options=products.compiler_options())
         self.train_step = compile_train_step(self.model, self.settings)
         eval_step = make_eval_step(self.model, train.mtp_weight)
         self.eval_step = jax.jit(eval_step, compiler_options=products.compiler_options())
 
     def _check(self, run: Run) -> None:
         settings = self.settings
+        balancing.check_balance(run.spec, settings.balance)
         self.mesh = sharding.make_mesh(settings.mesh)
         sharding.check_batch(settings.data.batch_size // settings.train.accumulate, self.mesh, settings.compute.rules)
         self.model = Transformer(run.spec, settings.compute)
@@ -146,8 +155,8 @@ class _Loop:
                 state, step, evaluation = self._steps(state, step, steps)
                 self._save(step, state)
                 if step == steps:
-                    evaluation = evaluation or self._evaluate(step, state.params)
-                    self._sample(step, state.params, last=True)
+                    evaluation = evaluation or self._evaluate(step, state.weights)
+                    self._sample(step, state.weights, last=True)
                 elif not self.data_ended:
                     self.progress.say(f"stopped by a signal: saved step {step}; the same command resumes")
                 else:
@@ -156,6 +165,7 @@ class _Loop:
                 self.workdir.wait()
             clean = True
         finally:
+            self.profiler.close()
             self.progress.close()
             self.batches.close()
             with self.workdir.writing():
@@ -192,6 +202,7 @@ class _Loop:
     def _steps(self, state: TrainState, step: int, steps: int) -> tuple[TrainState, int, dict[str, float]]:
         train = self.settings.train
         evaluation, clock, stopped = {}, metrics.Clock(), False
+        skipped = int(state.health.skipped)
         while step < steps and not stopped:
             with clock.waiting():
                 rows = next(self.batches, None)
@@ -203,22 +214,29 @@ class _Loop:
                 # Who waits in a step for one that still compiles loses patience: Gloo's, on CPUs, is 30 s.
                 self.train_step.lower(state, batch).compile()
                 distributed.meet("the training step is compiled")
+            self.profiler.begin(step + 1)
             state, values = self.train_step(state, batch)
             step += 1
+            if self.profiler.end(step, state.step):
+                self.progress.say(f"step {step}: profile in {self.profiler.folder}; tensorboard --logdir shows it")
             if step % train.log_every == 0 or step == steps:
                 values = metrics.plain(values)  # the only wait for the devices
                 values |= self._speed(clock.lap(step))
                 self._record(step, "train", values)
+                skipped = guard.skips(skipped, values, train.stop_after_skipped, self.progress.say, step)
             self.progress.step(step)
+            normed = train.norms_every and step % train.norms_every == 0
+            if normed:
+                self._record(step, "norms", metrics.plain(self.norms(state.params, batch)))
             if self.guard and step % train.check_replicas_every == 0:
                 self.guard.check(state, step)
             evaluating = train.eval_every and step % train.eval_every == 0
-            evaluation = self._evaluate(step, state.params) if evaluating else {}
+            evaluation = self._evaluate(step, state.weights) if evaluating else {}
             if train.checkpoint_every and step % train.checkpoint_every == 0:
                 self._save(step, state)
             if train.sample_every and step % train.sample_every == 0 and step < steps:
-                self._sample(step, state.params)
-            if clock.started is None or evaluating:
+                self._sample(step, state.weights)
+            if clock.started is None or evaluating or normed:
                 jax.block_until_ready(state.step)
                 clock.start(step)
             self.watchdog.report(f"step {step}")

@@ -122,12 +122,14 @@ class MetricsLog:
         os.replace(partial, self._file)
 
     def write(self, step: int, kind: str, values: dict[str, Any]) -> None:
-        """One record; `kind` is "train" or "eval"."""
+        """One record; `kind` is "train", "eval" or "norms"."""
         self._jsonl.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
         self._jsonl.flush()
         for name, value in values.items():
             if isinstance(value, int | float):
                 self._board.add(step, f"{kind}/{name}", simple_value=value)
+            elif isinstance(value, list):
+                self._board.add_histogram(step, f"{kind}/{name}", value)
         if "experts" in values:
             self._experts(step, kind, values["experts"])
         self._board.flush()
@@ -166,6 +168,7 @@ class _Board:
 
         folder.mkdir(exist_ok=True)
         self._event, self._summary, self._text = event_pb2.Event, summary_pb2.Summary, summary.text
+        self._histogram = summary.histogram
         self._writer = EventsWriter(str(folder / "events"))
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)  # hides what a killed run wrote beyond
         self._writer.write_event(self._event(wall_time=time.time(), step=first_step, session_log=start))
@@ -176,6 +179,9 @@ class _Board:
 
     def add_text(self, step: int, tag: str, text: str) -> None:
         self._write(step, self._text(tag, text))
+
+    def add_histogram(self, step: int, tag: str, values: list[float]) -> None:
+        self._write(step, self._histogram(tag, np.asarray(values), bins="auto"))
 
     def _write(self, step: int, summary: Any) -> None:
         self._writer.write_event(self._event(wall_time=time.time(), step=step, summary=summary))
