@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -129,9 +130,12 @@ class _OrderedIterator(grain.DatasetIterator[Any]):
         one = grain.MultiprocessingOptions(num_workers=1, per_worker_buffer_size=AHEAD)
         # Text is tokenised where it is used: threads that read ahead in the process would only contend.
         reading = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+        # Pieces are small and many: a block of shared memory for each costs more than it saves.
+        options = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
         for worker in range(self._workers):
             share = self._source[self._index + worker :: self._workers]
-            self._makers.append(iter(share.to_iter_dataset(reading).mp_prefetch(one, _in_worker)))
+            made = grain.experimental.WithOptionsIterDataset(share.to_iter_dataset(reading), options)
+            self._makers.append(iter(made.mp_prefetch(one, _in_worker)))
         for maker in self._makers:
             maker.get_state()  # makes the iterator that is started, so that all processes start at once
             maker.start_prefetch()
