@@ -119,7 +119,7 @@ def abstract_params(model: Transformer, mesh: Mesh) -> dict:
 
 def _placed(layer: caches.KVCache, model: Transformer, mesh: Mesh) -> caches.KVCache:
     fields = {}
-    for name, axes in decoding.cache_axes(layer).items():
+    for name, axes in layer.axes.items():
         x = getattr(layer, name)
         place = sharding.partition_spec(axes, x.shape, mesh, model.compute.rules, f"cache {name}")
         fields[name] = _like(x.shape, x.dtype, NamedSharding(mesh, place))

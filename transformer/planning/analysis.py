@@ -14,6 +14,7 @@ from transformer.config import Run
 from transformer.nn.model import Transformer
 from transformer.planning import accounting, decoding, layers, memory, roofline, serving, traffic
 from transformer.planning.accounting import BYTES
+from transformer.planning.leaves import leaves
 from transformer.planning.report import Bytes, Estimate, Exchange, Flops, Kind, Memory, Parts, Report, Request
 from transformer.planning.topology import Topology, parse
 from transformer.settings import Compute
@@ -21,7 +22,7 @@ from transformer.settings import Compute
 # Products of scores and values: two forwards; backwards the kernels for queries and for keys make three and four, since
 # both make the scores again.
 FORWARD, BACKWARD = 2, 7
-KERNEL = "attention"
+ATTENTION = "attention"
 _UPDATE = 7 * BYTES["float32"]  # of a parameter: it, its moments and its gradient are read, all but the last written
 
 
@@ -67,7 +68,7 @@ def report(request: Request, run: Run) -> Report:
     """
     plan = Plan(run, parse(request.topology), request.mesh, request.kind, request.rows, request.length)
     parts, exchanges = parts_of(plan), exchanges_of(plan)
-    flops, size = flops_of(plan), Bytes(minimal=minimal_bytes(plan))
+    flops, size = flops_of(plan), bytes_of(plan)
     return Report(
         request=request,
         memory=Memory(offered=math.floor(plan.topology.chip.offered), parts=parts, arguments=arguments_of(plan)),
@@ -117,18 +118,33 @@ def flops_of(plan: Plan) -> Flops:
     model, devices = plan.run.spec, plan.topology.devices
     share = plan.tokens / devices
     source = plan.length if model.trunk.crosses else None
+    training = plan.kind == "train"
     if plan.kind == "decode":
         asked = decoding.step_flops(model, plan.length)
-        program, kernels = asked.total - asked.scores, asked.scores
+        products, attention = asked.total - asked.scores, asked.scores
     else:
-        training = plan.kind == "train"
         asked = accounting.flops_per_token(model, plan.target, training=training, source_len=source)
-        program, kernels = executed(model, plan.compute, plan.target, training, source)
+        products, attention = executed(model, plan.compute, plan.target, training, source)
+    experts = 0.0 if plan.compute.experts in ("capacity", "dense") else _experts(model, plan.compute, training)
+    kernels = {ATTENTION: attention * share, roofline.GROUPED: experts * share}
     return Flops(
         model={name: n * share for name, n in dataclasses.asdict(asked).items() if n},
-        program=program * share,
-        kernels={KERNEL: kernels * share} if kernels else {},
+        program=(products - experts) * share,
+        kernels={name: n for name, n in kernels.items() if n},
     )
+
+
+def _experts(model: spec.Model, compute: Compute, training: bool) -> float:
+    """FLOPs a token of the products of routed experts: once forwards, twice backwards, once more if made again."""
+    further = model.mtp.decoder.layers * model.mtp.depth if model.mtp and training else ()
+    passes = 1 if not training else 3 if compute.remat == "none" else 4
+    return passes * sum(_routed(block.ffn, model.d_model) for block in (*model.layers, *further))
+
+
+def _routed(ffn: spec.FeedForward | spec.MoE, width: int) -> float:
+    if not isinstance(ffn, spec.MoE):
+        return 0.0
+    return ffn.top_k * 2.0 * width * ffn.expert.d_ff * (3 if ffn.expert.gated else 2)
 
 
 def executed(
@@ -151,12 +167,10 @@ def _again(block: spec.Block, compute: Compute, width: int, length: int) -> tupl
     if compute.remat == "none":
         return 0.0, 0.0
     flops = accounting.block_flops(block, width, length)
-    experts = block.ffn if isinstance(block.ffn, spec.MoE) else None
-    dense = block.ffn if experts is None else experts.shared
+    dense = block.ffn.shared if isinstance(block.ffn, spec.MoE) else block.ffn
     hidden = 2.0 * width * dense.d_ff if dense is not None else 0.0
-    routed = flops.ffn - hidden * (3 if dense is not None and dense.gated else 2) if experts else 0.0
     if compute.remat == "dots":
-        return routed, flops.scores
+        return _routed(block.ffn, width), flops.scores
     kept = (*compute.remat_names, *compute.offload_names)
     # Nobody needs what the last product of a layer gave, unless a norm reads it.
     last = hidden if dense is not None and block.placement == "pre" else 0.0
@@ -169,8 +183,12 @@ def _again(block: spec.Block, compute: Compute, width: int, length: int) -> tupl
     return products, 0.0 if "attended" in kept else flops.scores
 
 
-def minimal_bytes(plan: Plan) -> float:
-    """Bytes of HBM that a device must read or write: weights as often as they are used, and what is kept."""
+def bytes_of(plan: Plan) -> Bytes:
+    """What a device must read from HBM or write: weights as often as they are used, the cache, and what is kept."""
+    return Bytes(minimal=_minimal(plan))
+
+
+def _minimal(plan: Plan) -> float:
     model, compute, item = plan.run.spec, plan.compute, BYTES[plan.compute.dtype]
     if plan.kind == "decode":
         held = serving.decode(model, compute, plan.mesh, plan.rows, plan.length, plan.topology.chip.kind)
@@ -180,7 +198,7 @@ def minimal_bytes(plan: Plan) -> float:
         held = serving.prefill(model, compute, plan.mesh, plan.rows, plan.length, plan.topology.chip.kind)
         return _gathered(plan) * item + held.cache
     parts, passes = parts_of(plan), 2 if compute.remat == "none" else 3
-    own = sum(math.prod(leaf.local(plan.mesh, compute.rules)) for leaf in memory.leaves(model))
+    own = sum(math.prod(leaf.local(plan.mesh, compute.rules)) for leaf in leaves(model))
     kept = sum(size for name, size in parts.activations.items() if name not in ("layer", "head"))
     accumulate = plan.run.settings.train.accumulate
     return own * _UPDATE + accumulate * (_gathered(plan) * item * passes + 2 * kept)
@@ -189,7 +207,7 @@ def minimal_bytes(plan: Plan) -> float:
 def _gathered(plan: Plan) -> float:
     """Numbers of the parameters that a device multiplies by, those of other devices that it gathers among them."""
     rules, total = sharding.RULES[plan.compute.rules], 0.0
-    for leaf in memory.leaves(plan.run.spec):
+    for leaf in leaves(plan.run.spec):
         stays = {a for name in leaf.names if name == ax.EXPERTS for a in rules[name]} | {"tensor"}
         total += math.prod(leaf.shape) / math.prod(
             plan.mesh.get(a, 1) for name in leaf.names for a in rules[name] if a in stays
@@ -226,6 +244,6 @@ def elementwise_bytes(plan: Plan) -> float:
     update = 0.0
     if plan.kind == "train":
         passes = 3 if plan.compute.remat == "none" else 4
-        own = sum(math.prod(leaf.local(plan.mesh, plan.compute.rules)) for leaf in memory.leaves(plan.run.spec))
+        own = sum(math.prod(leaf.local(plan.mesh, plan.compute.rules)) for leaf in leaves(plan.run.spec))
         update = own * _UPDATE
     return numbers * BYTES[plan.compute.dtype] * passes + update

@@ -29,6 +29,7 @@ class Share:
       width: the model's.
       tensor: devices that share heads and hidden features.
       experts: devices over which experts lie.
+      context: devices that share the length of a row.
       gathered: whether weights are split over axes that split tokens, too, and must be gathered to be used.
       device_kind: of the devices.
     """
@@ -38,6 +39,7 @@ class Share:
     width: int
     tensor: int
     experts: int
+    context: int
     gathered: bool
     compute: Compute
     device_kind: str
@@ -146,6 +148,8 @@ def need(block: spec.Block, share: Share) -> Need:
     backward = max(2 * hidden, attention + 2 * share.stream)
     # Behind a branch there is a norm, which reads what the branch returned.
     behind = 0 if block.placement == "pre" else norms
+    # Where rows are split, what comes out of norms is kept as well, and a copy of the input.
+    behind += norms + 1 if share.context > 1 else 0
     return Need(
         kept=kept,
         other=(norms + behind) * share.stream,

@@ -4,69 +4,21 @@ The worst moment of a training step is looked for among those that can be it: th
 of a stack, and the end, when all gradients are there. What the TPU compiler made of such steps is in docs/estimates.md.
 """
 
-import functools
-import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-import jax
-
 from transformer import axes as ax
 from transformer import sharding, spec
-from transformer.nn import initial
-from transformer.nn.model import Transformer
 from transformer.planning import layers
 from transformer.planning.accounting import BYTES
+from transformer.planning.leaves import leaves, padded
 from transformer.planning.report import Parts
-from transformer.settings import HOST_MEMORY, Compute, Settings
+from transformer.settings import HOST_MEMORY, Settings
 
 FLOAT32 = BYTES["float32"]
 # A row of a batch: tokens, targets, the bytes they stand for, segments, positions, weights; and of a source: three.
 BATCH, SOURCE = 6 * 4, 3 * 4
-LANES, SUBLANES = 128, 8
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """A parameter: where it is, and the sizes and logical names of its axes."""
-
-    path: tuple[str, ...]
-    names: tuple[str, ...]
-    shape: tuple[int, ...]
-
-    def local(self, size: Mapping[str, int], rules: str) -> tuple[int, ...]:
-        """Sizes of a device's part."""
-        ways = (math.prod(size.get(a, 1) for a in sharding.RULES[rules][name]) for name in self.names)
-        return tuple(-(-n // w) for n, w in zip(self.shape, ways, strict=True))
-
-
-@functools.lru_cache(maxsize=64)
-def leaves(model: spec.Model) -> tuple[Leaf, ...]:
-    """All parameters, whatever the settings."""
-    boxes = initial.abstract_params(Transformer(model, Compute(attention="reference", experts="dense")))
-    found = jax.tree_util.tree_leaves_with_path(boxes, is_leaf=initial.is_named)
-    return tuple(Leaf(tuple(str(getattr(k, "key", k)) for k in p), box.names, box.value.shape) for p, box in found)
-
-
-def padded(shape: tuple[int, ...], item: int = FLOAT32) -> int:
-    """Bytes of an array in the layout that wastes least: its last two axes, which may be any, come in tiles."""
-    if len(shape) < 2:
-        size = math.prod(shape)
-        return _up(size, min(LANES * SUBLANES, max(LANES, 1 << (size - 1).bit_length()))) * item
-    best = min(
-        math.prod(shape) // (a * b) * _up(a, _tile(a)) * _up(b, LANES) for a, b in itertools.permutations(shape, 2)
-    )
-    return best * item
-
-
-def _up(size: int, tile: int) -> int:
-    return -(-size // tile) * tile
-
-
-def _tile(size: int) -> int:
-    """Rows of a tile, which are fewer where there aren't as many."""
-    return min(SUBLANES, 1 << (size - 1).bit_length())
 
 
 def arguments(
@@ -122,6 +74,7 @@ class _Step:
             width=model.d_model,
             tensor=mesh.get("tensor", 1),
             experts=mesh.get("expert", 1),
+            context=mesh.get("context", 1),
             gathered=math.prod(mesh.get(a, 1) for a in rules[ax.EMBED]) > 1,
             compute=compute,
             device_kind=device_kind,
@@ -136,10 +89,11 @@ class _Step:
 
     @staticmethod
     def _part(path: tuple[str, ...]) -> tuple[str, ...]:
-        """Of a stack, which of its parts; of multi-token prediction, its depth."""
-        if path[0] in ("encoder", "decoder"):
-            return path[0], path[1].split("_")[0]
-        return (path[0], path[1]) if path[0] == "mtp" else (path[0],)
+        """Of a stack, which of its parts, without the number of the layer; of anything else the first name."""
+        depth = 3 if path[0] == "mtp" else 1
+        if len(path) <= depth or path[depth - 1] not in ("encoder", "decoder"):
+            return path[:depth]
+        return *path[:depth], path[depth].split("_")[0]
 
     def count(self, *path: str) -> int:
         """Numbers on a device of the parameters below a path."""
@@ -159,7 +113,7 @@ class _Step:
             yield from self._of_stack((name,), stack, source=name == "encoder")
         if self.model.mtp is not None:
             for depth in range(self.model.mtp.depth):
-                yield from self._of_stack(("mtp", f"depth_{depth}"), self.model.mtp.decoder)
+                yield from self._of_stack(("mtp", f"depth_{depth}", "decoder"), self.model.mtp.decoder)
 
     def _of_stack(self, path: tuple[str, ...], stack: spec.Stack, source: bool = False) -> Iterator["_Stretch"]:
         share = replace(self.share, tokens=self.share.source) if source else self.share

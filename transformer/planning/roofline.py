@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from transformer.planning import links
+from transformer.planning.chips import GIB, Chip
 from transformer.planning.report import Bytes, Compile, Estimate, Exchange, Flops
 from transformer.planning.topology import Topology
 
@@ -15,6 +16,9 @@ from transformer.planning.topology import Topology
 PRODUCTS = 0.80
 # Of the peak: attention kernels, of whose time no compiler tells anything. Assumed.
 ATTENTION = 0.50
+# Of HBM's bandwidth: work beside products that reads and writes its arrays once. The compiler's cycles of such work
+# come to that, or less (docs/estimates.md).
+ELEMENTWISE = 0.50
 # Kernels that multiply the rows of experts.
 GROUPED = "ragged-dot"
 
@@ -59,7 +63,7 @@ def estimate(
     if cycles:
         terms["elementwise"] = sum(n for name, n in cycles.items() if name != "matmul") / chip.clock
     else:
-        terms["elementwise"] = elementwise / chip.device_bandwidth
+        terms["elementwise"] = elementwise / (ELEMENTWISE * chip.device_bandwidth)
     terms["hbm"] = moved / chip.device_bandwidth
     hidden = 0.0
     for exchange in exchanges:
@@ -92,7 +96,7 @@ def _assumptions(
         yield f"Matrix products and elementwise work take the cycles that the compiler estimates, at {clock}."
     else:
         yield f"Matrix products run at {PRODUCTS:.0%} of {peak}, as by the compiler's own estimates on v5p and v5e."
-        yield f"Work beside products reads and writes its arrays once, at HBM's full {hbm}."
+        yield f"Work beside products reads and writes its arrays once, at {ELEMENTWISE:.0%} of HBM's {hbm}."
     if terms["attention"]:
         yield f"Attention kernels run at {ATTENTION:.0%} of {peak}, which is assumed: no compiler estimates them."
     moved = "all operands and results of the program" if compiled else "weights, moments, cache and what is kept"
@@ -112,3 +116,12 @@ def _assumptions(
 def chip_hours(asked: Asked, found: Estimate, tokens: float) -> float:
     """Of so many tokens, without a break."""
     return found.days(tokens) * 24 * asked.topology.chips * asked.topology.slices
+
+
+def rates(chip: Chip) -> str:
+    """What a chip is taken to do, in a sentence."""
+    return (
+        f"{chip.name}: {chip.flops / 1e12:,.0f} TFLOP/s in bfloat16, {chip.capacity / GIB:.0f} GiB of HBM at "
+        f"{chip.bandwidth / 1e9:,.0f} GB/s, {2 * chip.dims} links of {chip.link / 1e9:g} GB/s each way (published; "
+        "planning/chips.py has the sources)."
+    )

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 
 from transformer import axes as ax
 from transformer import sharding, spec
-from transformer.planning import layers, memory
+from transformer.planning import layers
 from transformer.planning.accounting import BYTES
 from transformer.planning.caches import CacheNumbers, cache_numbers
+from transformer.planning.leaves import leaves, padded
 from transformer.planning.report import Parts
 from transformer.settings import Compute
 
@@ -45,6 +46,7 @@ def _held(
         width=model.d_model,
         tensor=mesh.get("tensor", 1),
         experts=mesh.get("expert", 1),
+        context=1,
         gathered=math.prod(mesh.get(a, 1) for a in rules[ax.EMBED]) > 1,
         compute=compute,
         device_kind=device_kind,
@@ -52,11 +54,11 @@ def _held(
     needs = [layers.need(block, share) for block in set(model.decoder.layers)]
     columns = 0 if model.head is None else model.vocab_size / share.tensor
     # Multi-token prediction isn't asked, and its parameters don't come to the device.
-    used = [leaf for leaf in memory.leaves(model) if leaf.path[0] != "mtp"]
+    used = [leaf for leaf in leaves(model) if leaf.path[0] != "mtp"]
     weights = max(layers.gathered_weights(block, share) for block in set(model.decoder.layers))
     table = columns * model.d_model * item if share.gathered else 0
     return Parts(
-        parameters=sum(memory.padded(leaf.local(mesh, compute.rules), item) for leaf in used),
+        parameters=sum(padded(leaf.local(mesh, compute.rules), item) for leaf in used),
         activations={
             "layer": math.ceil(max(sum(n.kept.values()) + n.other for n in needs) + 2 * share.stream),
             "head": math.ceil(2 * here * columns * BYTES["float32"]),

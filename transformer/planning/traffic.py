@@ -14,16 +14,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-import jax
-
 from transformer import axes as ax
 from transformer import sharding, spec
-from transformer.nn import initial
 from transformer.nn.model import Transformer
-from transformer.nn.parameter import Named
 from transformer.ops.experts import exchange
 from transformer.planning.accounting import BYTES
 from transformer.planning.collectives import Collective, sent
+from transformer.planning.leaves import Leaf, leaves
 from transformer.planning.report import PURPOSES, Exchange
 from transformer.settings import Compute
 
@@ -94,8 +91,8 @@ def exchanges(
     of_rows = [axis for axis in _of_batch(model.compute.rules) if size[axis] > 1]
     tokens = rows * length / accumulate / math.prod(size[axis] for axis in of_rows)
     found = []
-    for path, box in jax.tree_util.tree_leaves_with_path(initial.abstract_params(model), is_leaf=initial.is_named):
-        found += _of_parameter(path[0].key, box, size, of_rows, model, compiler)
+    for leaf in leaves(model.spec):
+        found += _of_parameter(leaf, size, of_rows, model, compiler)
     found += _of_layers(model, tokens, size, compiler, device_kind, training)
     if not training:
         forwards = [e for e in found if e.purpose != "gradients"]
@@ -128,23 +125,23 @@ def _of_batch(rules: str) -> tuple[str, ...]:
 
 
 def _of_parameter(
-    part: str, box: Named, size: Mapping[str, int], of_rows: list[str], model: Transformer, compiler: Compiler
+    leaf: Leaf, size: Mapping[str, int], of_rows: list[str], model: Transformer, compiler: Compiler
 ) -> Iterator[Exchange]:
     """Of one parameter: what its gathering sends and what summing its gradient does.
 
     Layers and the loss multiply in the dtype of the activations, and sum in `compute.reduce_dtype`; for being looked
     up, a table isn't gathered at all.
     """
-    rules, item = model.compute.rules, BYTES[model.compute.dtype]
-    splits = [axis for name in box.names for axis in sharding.RULES[rules][name] if size[axis] > 1]
-    stays = [a for name in box.names if name == ax.EXPERTS for a in sharding.RULES[rules][name]]
+    rules, item, part = model.compute.rules, BYTES[model.compute.dtype], leaf.path[0]
+    splits = [axis for name in leaf.names for axis in sharding.RULES[rules][name] if size[axis] > 1]
+    stays = [a for name in leaf.names if name == ax.EXPERTS for a in sharding.RULES[rules][name]]
     gathered = [axis for axis in splits if axis in of_rows and axis not in stays]
     summed = [axis for axis in of_rows if axis not in splits]
-    here = box.value.size / math.prod(size[axis] for axis in splits)
+    here = math.prod(leaf.shape) / math.prod(size[axis] for axis in splits)
     together = math.prod(size[a] for a in gathered)
     if part == "embedding":
         yield from _summed(summed, here * BYTES["float32"])
-        if not (model.spec.head and model.spec.head.tied and ax.VOCAB in box.names):
+        if not (model.spec.head and model.spec.head.tied and ax.VOCAB in leaf.names):
             return
         part = "head"
     in_stack = part not in ("head", "pooler")
@@ -183,7 +180,9 @@ def _of_layers(
     # The embedding's features, there and back, between those that share a table; and before it the ids.
     of_batch = _of_batch(compute.rules)
     sharers = [a for a in sharding.RULES[compute.rules][ax.EMBED] if a in of_batch and size[a] > 1]
-    yield _exchange("all-to-all", sharers, "tokens", numbers * item, 1 + training)
+    along = [a for a in sharers if a in sharding.RULES[compute.rules][ax.LENGTH]]
+    for axes in (along, [a for a in sharers if a not in along]):  # one dimension after the other
+        yield _exchange("all-to-all", axes, "tokens", numbers * item, 1 + training)
     yield _exchange("all-gather", sharers, "tokens", tokens * BYTES["float32"])
     for block in blocks:
         if isinstance(block.ffn, spec.MoE):

@@ -16,6 +16,7 @@ from transformer.nn.model import Transformer
 from transformer.ops.experts import products
 from transformer.settings import Balance, Settings
 from transformer.training import balance as balancing
+from transformer.training import guard
 from transformer.training.optimizer import learning_rate, make_optimizer
 from transformer.training.state import TrainState
 
@@ -37,7 +38,7 @@ def loss_sums(
     weights = batch["weights"]
     texts = batch["tokens"], batch["targets"], batch["positions"], batch["segment_ids"]
     how = dict(smoothing=smoothing, mtp_weight=mtp_weight, method="weighed_losses", mutable=[moe.COLLECTION])
-    losses, collections = model.apply({"params": params}, weights, *texts, **_conditions(batch), **how)
+    losses, collections = model.apply({"params": params}, weights, *texts, **conditions(batch), **how)
     sums = {
         "tokens": jnp.sum(weights),
         "bytes": jnp.sum(batch["target_bytes"].astype(jnp.float32)),
@@ -50,7 +51,7 @@ def loss_sums(
     return losses.total, sums
 
 
-def _conditions(batch: Batch) -> dict[str, Any]:
+def conditions(batch: Batch) -> dict[str, Any]:
     """What else the model reads of a batch: the order of a prefix, the source of an encoder."""
     given = {"orders": batch["orders"]} if "orders" in batch else {}
     if "source_tokens" in batch:
@@ -130,6 +131,14 @@ def means(sums: dict[str, Array]) -> dict[str, Array]:
     return values
 
 
+def averaged(state: TrainState, params: dict, decay: float) -> dict | None:
+    """The running average with new parameters; of the first steps it leaves less, lest it remember the initial ones."""
+    if state.average is None:
+        return None
+    decay = jnp.minimum(decay, (1.0 + state.step) / (10.0 + state.step))
+    return jax.tree.map(lambda old, new: old + (1 - decay) * (new - old), state.average, params)
+
+
 def make_train_step(model: Transformer, settings: Settings) -> Callable[[TrainState, Batch], tuple[TrainState, dict]]:
     """A pure (state, batch) -> (state, metrics); jit it with the state donated.
 
@@ -147,20 +156,27 @@ def make_train_step(model: Transformer, settings: Settings) -> Callable[[TrainSt
         train = settings.train
         how = dict(mtp_weight=train.mtp_weight, smoothing=train.label_smoothing, dtype=train.accumulate_dtype)
         grads, sums = gradients(model, state.params, batch, train.accumulate, balance, **how)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        values, grad_norm = means(sums), optax.tree.norm(grads)
+        counts, health = guard.judge(state.health, values["loss"], grad_norm, train.spike)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, counts=counts)
         params = optax.apply_updates(state.params, updates)
         if balance.correction_rate:
-            params = balancing.correct(params, sums["loads"], balance.correction_rate)
+            corrected = balancing.correct(params, sums["loads"], balance.correction_rate)
+            params = guard.chosen(counts, corrected, params)
         metrics = {
-            **means(sums),
-            "grad_norm": optax.tree.norm(grads),
+            **values,
+            "grad_norm": grad_norm,
             "learning_rate": schedule(state.step),
             "tokens": sums["tokens"],
+            "skipped": health.skipped,
+            "skipped_in_a_row": health.in_a_row,
         }
         if sums["loads"]:
             metrics["balance_loss"] = sums["penalty"] / jnp.maximum(jnp.sum(_real(batch)), 1)
             metrics["experts"] = balancing.metrics(sums["loads"])
-        return TrainState(step=state.step + 1, params=params, opt_state=opt_state), metrics
+        average = averaged(state, params, settings.optimizer.average_decay)
+        average = guard.chosen(counts, average, state.average)
+        return TrainState(state.step + 1, params, opt_state, health, average), metrics
 
     return train_step
 
