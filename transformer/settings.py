@@ -42,7 +42,7 @@ class Compute:
     remat_names: tuple[str, ...] = ()  # those of `POINTS` that remat="names" keeps
     offload_names: tuple[str, ...] = ()  # those that it keeps in the host's memory; not on CPUs
     unroll: int = 1  # body repeats unrolled per scan step
-    loss_chunk: int = 2048  # positions of a device whose logits are alive at once
+    loss_chunk: int = 1024  # positions of a device whose logits are alive at once
     rules: Literal["default", "sequence", "decode"] = "default"  # preset of sharding.py: logical axes -> mesh axes
 
     def __post_init__(self):

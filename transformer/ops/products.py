@@ -103,18 +103,9 @@ def product(x: Float[Array, "..."], weight: Weight, count: int, sums: Sums | Non
     Args:
       sums: of the weight's gradient, for x of [B, T, …] or [B, …]; None: as the compiler sums it.
     """
-    if isinstance(weight, Quantized | Turned):
-        return _product(x, weight, tuple(range(count)), None)
-    if sums is not None and sums.needed():
+    if sums is not None and not isinstance(weight, Quantized | Turned) and sums.needed():
         return _summed_product(x, weight, count, sums)
-    return _matrix_product(x, weight, count)
-
-
-def _matrix_product(x: Array, weight: Array, count: int) -> Array:
-    """As one of matrices: with two axes of features, TPU compilers put others in front and turn them again later."""
-    lead, outputs = x.shape[: x.ndim - count], weight.shape[count:]
-    matrix = weight.astype(x.dtype).reshape(math.prod(weight.shape[:count]), -1)
-    return _product(x.reshape(*lead, -1), matrix, (0,), None).reshape(*lead, *outputs)
+    return _product(x, weight, tuple(range(count)), None)
 
 
 def scores(x: Float[Array, "B T D"], table: Weight) -> Float[Array, "B T V"]:
@@ -181,7 +172,7 @@ def _summed_product(x: Array, weight: Array, count: int, sums: Sums) -> Array:
 
     Left to itself, a compiler sums it whole on every device where it spans all of them (`sharding.scattered_sum`).
     """
-    return _matrix_product(x, weight, count)
+    return _product(x, weight, tuple(range(count)), None)
 
 
 def _summed_forward(x: Array, weight: Array, count: int, sums: Sums) -> tuple[Array, tuple[Array, Array]]:
@@ -191,21 +182,20 @@ def _summed_forward(x: Array, weight: Array, count: int, sums: Sums) -> tuple[Ar
 def _summed_backward(count: int, sums: Sums, kept: tuple[Array, Array], d: Array) -> tuple[Array, Array]:
     x, weight = kept
     lead = x.ndim - count
+    behind = tuple(range(lead, d.ndim)), tuple(range(count, weight.ndim))
+    dx = jax.lax.dot_general(d, weight.astype(x.dtype), (behind, ((), ())))
     plan, inputs, outputs = sums.plan(weight.shape), tuple(range(count)), tuple(range(count, weight.ndim))
     first = plan.first in outputs
 
     def local(x: Array, d: Array) -> Array:
-        shapes = (d.shape[lead:], x.shape[lead:]) if first else (x.shape[lead:], d.shape[lead:])
-        # The dimension that is scattered comes first (`Plan.sum`); of matrices, as in `_matrix_product`.
-        pair = (a.reshape(*a.shape[:lead], -1) for a in ((d, x) if first else (x, d)))
         tokens = tuple(range(lead)), tuple(range(lead))
-        g = jax.lax.dot_general(*pair, (tokens, ((), ())), preferred_element_type=sums.dtype)
-        return plan.sum(g.reshape(*shapes[0], *shapes[1]), outputs + inputs if first else inputs + outputs)
+        # The dimension that is scattered comes first (`Plan.first`).
+        g = jax.lax.dot_general(*((d, x) if first else (x, d)), (tokens, ((), ())), preferred_element_type=sums.dtype)
+        return plan.sum(g, outputs + inputs if first else inputs + outputs)
 
     tokens = sharding.partition_spec((ax.BATCH, ax.LENGTH)[:lead], x.shape[:lead], plan.mesh, sums.rules, "activation")
     specs = tuple(PartitionSpec(*tokens, *plan.features(part)) for part in (inputs, outputs))
-    d_weight = jax.shard_map(local, in_specs=specs, out_specs=plan.place)(x, d).astype(weight.dtype)
-    return jax.linear_transpose(lambda x: _matrix_product(x, weight, count), x)(d)[0], d_weight
+    return dx, jax.shard_map(local, in_specs=specs, out_specs=plan.place)(x, d).astype(weight.dtype)
 
 
 _summed_product.defvjp(_summed_forward, _summed_backward)
