@@ -107,7 +107,8 @@ def _family_table(_):
 
 def _attention_steps(row, causal=True):
     found = toy(causal)
-    return [f"{w:.2f}" for w in found.weights[row]] + [f"{abs(x):.3g}" for x in found.output[row].round(3)]
+    who = LOOK("weights of", token=LOOK.token(attention.TOY_TOKENS[row]))
+    return [who] + [f"{w:.2f}" for w in found.weights[row]] + [f"{abs(x):.3g}" for x in found.output[row].round(3)]
 
 
 def _decoding_work(step):
