@@ -123,7 +123,7 @@ def _decoding_flops(_):
 
 def _decoding_limits(step):
     found = decoding.limits("llama3:8b", LENGTHS[step])
-    return [f"{s * 1e3:.3g} ms" for s in found.memory + found.compute] + [binary(found.weights)]
+    return [f"{s * 1e3:.3g}" for s in found.memory + found.compute] + [binary(found.weights)]
 
 
 def _cache_sizes(step, preset, **shape):
