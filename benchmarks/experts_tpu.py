@@ -27,11 +27,10 @@ from jax.experimental import topologies
 from benchmarks import pages
 from transformer import config, sharding, spec
 from transformer.nn.model import Transformer
+from transformer.planning import chips
 from transformer.training.state import abstract_state
 from transformer.training.step import compile_train_step
 
-# GiB that the compiler offers a device, by its kind.
-HBM = {"TPU v4": 31.75, "TPU v5 lite": 15.75, "TPU v5": 95.74, "TPU v6 lite": 31.25, "TPU7x": 94.75}
 HEAD = ["model", "layers", "slice", "mesh", "rows x length", "GiB of", "ragged", "MB at most", "of the rows'", "CPU s"]
 NAME = "benchmarks/experts_tpu.py"
 
@@ -100,7 +99,7 @@ def row(run: config.Run, args, compiled, seconds: float) -> list[str]:
         args.topology,
         f"fsdp {args.devices // args.expert} x expert {args.expert}",
         f"{args.rows} x {args.seq_len}",
-        f"{used / 2**30:.1f} of {HBM[args.kind]}",
+        f"{used / 2**30:.1f} of {chips.of_kind(args.kind).offered / chips.GIB:.2f}",
         str(len(sent)),
         _spread([size / 1e6 for size in sent], "{:.1f}"),
         _spread([size / rows for size in sent], "{:.2f}"),

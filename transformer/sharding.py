@@ -30,7 +30,7 @@ _TRAINING: dict[str, tuple[str, ...]] = {
     ax.EXPERTS: ("expert",),
     ax.EXPERT_EMBED: ("fsdp", "context"),
     ax.ROUTES: (),
-    ax.LATENT: ("fsdp", "expert", "context"),
+    ax.LATENT: ("fsdp", "context"),
     ax.LATENT_OUT: (),
     ax.LAYERS: (),
     ax.NORM: (),
@@ -45,6 +45,7 @@ _TRAINING: dict[str, tuple[str, ...]] = {
 
 # One preset serves data parallelism, FSDP, expert, context and tensor parallelism and their products: the sizes of the
 # mesh choose. What is no expert's is split over the expert axis as over fsdp, and everything over the context axis too.
+# Latents have too few features for that: 512, where a slice for such models has 1,024 devices.
 # "sequence" splits the residual stream and its norms over the tensor axis as well, along the length: what a layer's
 # devices add up is scattered, and gathered before the next layer (Korthikanti et al. 2022, arXiv:2205.05198, 4.2.2).
 # Decoding has one token a row and no length to split: its rows are split over the context axis instead.
@@ -170,6 +171,11 @@ def ways(name: str, rules: str = "default") -> int:
     """Into how many parts the mesh in force splits a logical axis (1 where no mesh is set)."""
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in RULES[rules][name])
+
+
+def token_axes(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, rules: str = "default") -> tuple[str, ...]:
+    """The mesh axes, those of size 1 left out, along which devices have other tokens."""
+    return (*mesh_axes(ax.BATCH, mesh, rules), *mesh_axes(ax.LENGTH, mesh, rules))
 
 
 def platform() -> str:

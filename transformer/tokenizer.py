@@ -1,4 +1,4 @@
-"""Text <-> token ids: one protocol, with bytes or a Hugging Face `tokenizer.json` behind it."""
+"""Text <-> token ids: one protocol, with bytes, a Hugging Face `tokenizer.json` or a SentencePiece model behind it."""
 
 import functools
 import hashlib
@@ -25,6 +25,7 @@ _COMMON_SPECIALS = {
     "mask": ("[MASK]", "<mask>"),
 }
 _SENTINEL = "<extra_id_{}>"
+_MODELS = ("tokenizer.model", "spiece.model")  # SentencePiece's, as checkpoints call them
 
 
 class Tokenizer(Protocol):
@@ -123,7 +124,7 @@ class HFTokenizer:
         except Exception as error:  # the library raises bare Exception
             raise SettingsError(
                 f"data.tokenizer={str(path)!r}: not a Hugging Face tokenizer.json ({error}); "
-                "convert other formats with the transformers library first"
+                "a SentencePiece file must be called .model; convert other formats with the transformers library first"
             ) from error
         # A tokenizer.json may carry these from whoever saved it; they would silently cut or pad documents.
         self._tokenizer.no_truncation()
@@ -215,17 +216,24 @@ class StreamDecoder:
 
 
 def load_tokenizer(name_or_path: str | Path, published: bool = False) -> Tokenizer:
-    """The tokenizer "bytes", or that of a Hugging Face tokenizer.json or of the directory that holds one.
+    """The tokenizer "bytes", or that of a tokenizer.json, a SentencePiece .model, or the directory that holds one.
 
-    `published` as in `HFTokenizer`.
+    `published` as in `HFTokenizer` and `SentencePieceTokenizer`.
 
     Raises:
-      SettingsError: there is no such file, or it is not a tokenizer.json.
+      SettingsError: there is no such file, it is neither of these, or the package sentencepiece is missing.
     """
     if name_or_path == "bytes":
         return ByteTokenizer()
     path = Path(name_or_path)
-    return HFTokenizer(path / "tokenizer.json" if path.is_dir() else path, published)
+    if path.is_dir():
+        found = [path / name for name in ("tokenizer.json", *_MODELS) if (path / name).is_file()]
+        path = found[0] if found else path / "tokenizer.json"
+    if path.suffix == ".model":
+        from transformer.sentence_pieces import SentencePieceTokenizer  # of those who have such a file
+
+        return SentencePieceTokenizer(path, published)
+    return HFTokenizer(path, published)
 
 
 def _special_ids(tokenizer: tokenizers.Tokenizer, path: Path) -> dict[str, int | None]:

@@ -19,7 +19,7 @@ DENSE, MIXTURE = ("llama3:tiny", dict(d_ff=320)), ("mixtral:tiny", dict(d_ff=64,
 
 
 def sent(page: tuple[str, dict], sizes: dict[str, int]) -> tuple[dict, dict]:
-    """(theory, compiled) on host devices, which have no reduce-scatter."""
+    """(theory, compiled) on host devices."""
     values = config.load_config(page[0]).to_dict()
     values["model"] |= WIDTH | page[1]
     values["data"] |= dict(seq_len=LENGTH, batch_size=ROWS)
@@ -48,14 +48,16 @@ def sent(page: tuple[str, dict], sizes: dict[str, int]) -> tuple[dict, dict]:
 def test_a_step_sends_what_it_must(page, sizes):
     want, got = sent(page, sizes)
     for purpose in traffic.PURPOSES:
-        assert got[purpose] == pytest.approx(want[purpose], rel=0.1, abs=0.01 * sum(want.values())), (want, got)
+        # Gathered parameters are told by their kind alone, so that any other gathering shows up among them.
+        rel = 1e-3 if purpose == "parameters" else 0.1
+        assert got[purpose] == pytest.approx(want[purpose], rel=rel, abs=rel / 10 * sum(want.values())), (want, got)
 
 
 def test_compilers_differ_in_sums_alone():
     spec = config.resolve(config.load_config("llama3:tiny")).spec
     of = {c: traffic.expected(Transformer(spec), 8, 16, dict(fsdp=2, tensor=2), c) for c in (traffic.TPU, traffic.CPU)}
     tpu, cpu = of[traffic.TPU], of[traffic.CPU]
-    assert (tpu["parameters"], tpu["tokens"]) == (cpu["parameters"], cpu["tokens"])
-    assert cpu["gradients"] > 1.5 * tpu["gradients"] and cpu["activations"] > 1.5 * tpu["activations"]
+    assert [name for name in traffic.PURPOSES if tpu[name] != cpu[name]] == ["activations"]
+    assert cpu["activations"] > 1.5 * tpu["activations"]
     alone = traffic.expected(Transformer(spec), 8, 16, {}, dataclasses.replace(traffic.TPU))
     assert not any(alone.values())

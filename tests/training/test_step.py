@@ -11,10 +11,10 @@ import pytest
 
 from tests import common
 from transformer import config, families, sharding
-from transformer.nn.model import Transformer
+from transformer.nn.model import Losses, Transformer
 from transformer.settings import Optimizer
 from transformer.training import step as steps
-from transformer.training.optimizer import decay_mask, learning_rate
+from transformer.training.optimizer import learning_rate, weight_decays
 from transformer.training.state import init_state
 
 LENGTH, ROWS = 24, 8
@@ -111,9 +111,10 @@ def test_step_is_adamw_on_the_clipped_gradient():
     batch = a_batch(run.spec.vocab_size)
     params = state.params
     o = run.settings.optimizer
+    mask = jax.tree.map(bool, weight_decays(model, o))
     by_hand = optax.chain(
         optax.clip_by_global_norm(o.clip_norm),
-        optax.adamw(learning_rate(o, 10), o.b1, o.b2, o.eps, weight_decay=o.weight_decay, mask=decay_mask(model)),
+        optax.adamw(learning_rate(o, 10), o.b1, o.b2, o.eps, weight_decay=o.weight_decay, mask=mask),
     )
     hand_state = by_hand.init(params)
     with jax.set_mesh(mesh):
@@ -133,10 +134,10 @@ def test_step_is_adamw_on_the_clipped_gradient():
 @pytest.mark.parametrize("family", families.names())
 def test_decay_spares_what_maps_no_features(family):
     model = Transformer(a_run(family).spec)
-    for path, decayed in jax.tree_util.tree_leaves_with_path(decay_mask(model)):
+    for path, decay in jax.tree_util.tree_leaves_with_path(weight_decays(model, Optimizer(weight_decay=0.3))):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         matrix = name.endswith(("kernel", "key_up", "value_up")) or name == "embedding/token"
-        assert decayed == matrix, name
+        assert decay == 0.3 * matrix, name
 
 
 @pytest.mark.parametrize("further", [{}, {"orders"}, {"source_tokens", "source_positions", "source_segment_ids"}])
@@ -147,15 +148,14 @@ def test_model_is_given_what_the_batch_has(further, smoothing):
     batch |= {name: np.full((ROWS, 5), i, np.int32) for i, name in enumerate(sorted(further))}
     nats = np.random.default_rng(0).random((ROWS, LENGTH)).astype(np.float32)
 
-    def apply(variables, *args, method, mutable, **given):
+    def apply(variables, weights, *args, method, mutable, smoothing, mtp_weight, **given):
         calls.append((args, method, given))
-        return ((nats, 2 * nats) if smoothing else nats), {}
+        return Losses(jnp.sum((2 if smoothing else 1) * nats * weights), nats, [], []), {}
 
     total, sums = steps.loss_sums(SimpleNamespace(apply=apply), {}, batch, smoothing=smoothing)
     [(args, method, given)] = calls
-    assert method == ("smoothed_losses" if smoothing else "token_losses")
-    assert args[: len(args) - 4] == ((smoothing,) if smoothing else ())
-    for got, name in zip(args[-4:], ("tokens", "targets", "positions", "segment_ids"), strict=True):
+    assert method == "weighed_losses"
+    for got, name in zip(args, ("tokens", "targets", "positions", "segment_ids"), strict=True):
         assert got is batch[name]
     assert given.keys() == {"source" if name.startswith("source") else name for name in further}
     for name in further:

@@ -43,7 +43,7 @@ from jaxtyping import Array, Float
 
 from transformer.kernels.decode_blocks import SUBLANES, Blocks, Sizes, choose, cost, needed, padded_positions
 from transformer.kernels.decode_step import Arrays, Scalars, State, kernel
-from transformer.ops import relative_bias
+from transformer.ops import cache_rows, relative_bias
 from transformer.ops.attention.call import NOTHING, Call, Extra, Where
 from transformer.ops.cache import KVCache
 
@@ -74,7 +74,7 @@ def attend(
     """Attention of few queries to the layer of a cache that is in view; forward only. dtype in = dtype out.
 
     Args:
-      where: `k_positions` [B, S] are those of the cache's slots.
+      where: its `k_positions` are those of what the cache holds, which the kernel has from the cache.
       value_dim: values are so many first features of the keys; None: the cache has values.
       slots: of a block, a multiple of 128 unless one block holds all; None: `decode_blocks.choose`.
       splits: parts of the needed blocks that run side by side and are merged exactly; None: two where rows and heads
@@ -86,7 +86,7 @@ def attend(
     blocks = choose(sizes, slots)
     if splits is None:
         splits = 2 if batch * sizes.heads == blocks.heads and blocks.count > 1 else 1
-    positions = padded_positions(where.k_positions, blocks)
+    positions = padded_positions(cache.by_slot, blocks)
     counts, numbers = needed(call.mask, where.q_positions, positions, blocks)
     steps = jnp.maximum(pl.cdiv(jnp.max(counts), splits), 1)
     layer = jnp.zeros((), jnp.int32) if cache.layer is None else cache.layer
@@ -103,12 +103,14 @@ def attend(
 def sizes_of(call: Call, q: Array, cache: KVCache, value_dim: int | None) -> Sizes:
     """What a call reads."""
     batch, length, num_heads, width = q.shape
-    heads, slots = cache.keys.shape[-3:-1]
+    heads, together = cache.keys.shape[-3], cache.together
     rows = pl.cdiv(num_heads // heads * length, SUBLANES // q.dtype.itemsize) * (SUBLANES // q.dtype.itemsize)
-    value = cache.values.shape[-1] if value_dim is None else value_dim
-    scaled, shares = cache.key_scales is not None, value_dim is not None
-    biased = call.relative is not None
-    return Sizes(batch, heads, slots, rows, width, value, shares, cache.keys.dtype, q.dtype, scaled, biased)
+    shares = value_dim is not None
+    return Sizes(
+        batch, heads, cache.capacity, together, rows, key=width, shares=shares,
+        value=value_dim if shares else cache.values.shape[-1] // together,
+        kept=cache.keys.dtype, computed=q.dtype, scaled=cache.key_scales is not None, biased=call.relative is not None,
+    )  # fmt: skip
 
 
 def _arrays(call: Call, sizes: Sizes, q, cache: KVCache, where: Where, extra: Extra, positions) -> Arrays:
@@ -129,7 +131,7 @@ def _arrays(call: Call, sizes: Sizes, q, cache: KVCache, where: Where, extra: Ex
         sinks = jnp.repeat(extra.sinks.astype(jnp.float32).reshape(sizes.heads, group, 1), length, axis=1)
         sinks = by_row(sinks, 1)
     if call.relative is not None:
-        bucket = relative_bias.buckets(call.relative, where.q_positions, where.k_positions)
+        bucket = relative_bias.buckets(call.relative, where.q_positions, cache.by_slot)
         bias = by_row(relative_bias.bias(extra.bias, bucket).reshape(batch, sizes.heads, group * length, -1), 2)
     return Arrays(
         q=by_row(q.reshape(batch, sizes.heads, group * length, width), 2),
@@ -160,7 +162,7 @@ def _specs(sizes: Sizes, blocks: Blocks, arrays: Arrays) -> Arrays:
         return s.numbers[b * count + jnp.maximum(at, 0)]
 
     def kept(width: int) -> pl.BlockSpec:
-        block = (None, None, heads, slots, width)
+        block = (None, None, heads, *cache_rows.shape(slots, width, sizes.together))
         return pl.BlockSpec(block, lambda b, k, p, j, s: (s.layer[0], b, k, number(b, p, j, s), 0))
 
     scales = pl.BlockSpec((None, None, heads, slots), lambda b, k, p, j, s: (s.layer[0], b, k, number(b, p, j, s)))

@@ -12,6 +12,7 @@ from transformer.nn.parameter import parameter
 from transformer.nn.projection import Norm, Projection
 from transformer.ops import products, rope
 from transformer.ops.activations import activate
+from transformer.settings import Compute
 from transformer.sharding import constrain, into_stream
 
 
@@ -77,6 +78,7 @@ class Head(nn.Module):
     spec: spec.Head
     vocab_size: int
     d_model: int
+    compute: Compute
 
     def setup(self):
         s, width = self.spec, self.d_model
@@ -86,7 +88,7 @@ class Head(nn.Module):
         if s.bias:
             self.bias = parameter(self, "bias", nn.initializers.zeros_init(), (self.vocab_size,), (ax.VOCAB,))
         if s.transform is not None:
-            self.transform = Projection((width,), (width,), (ax.EMBED, ax.EMBED_OUT), bias=True)
+            self.transform = Projection((width,), (width,), (ax.EMBED, ax.EMBED_OUT), True, self.compute)
             self.transform_norm = Norm(s.transform.norm)
 
     def __call__(
@@ -104,12 +106,14 @@ class Pooler(nn.Module):
     """tanh of a dense layer of the first token's features, and logits of a classifier on top."""
 
     spec: spec.Pooler
+    compute: Compute
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B D"], Float[Array, "B C"] | None]:
         width, classes = x.shape[-1], self.spec.classes
-        dense = Projection((width,), (width,), (ax.EMBED, ax.EMBED_OUT), bias=True, name="dense")
+        square, outward = (ax.EMBED, ax.EMBED_OUT), (ax.EMBED, ax.CLASSES)
+        dense = Projection((width,), (width,), square, True, self.compute, name="dense")
         pooled = jnp.tanh(dense(x[:, 0]))
         if classes is None:
             return pooled, None
-        return pooled, Projection((width,), (classes,), (ax.EMBED, ax.CLASSES), bias=True, name="classifier")(pooled)
+        return pooled, Projection((width,), (classes,), outward, True, self.compute, name="classifier")(pooled)
