@@ -123,7 +123,7 @@ def _decoding_flops(_):
 
 def _decoding_limits(step):
     found = decoding.limits("llama3:8b", LENGTHS[step])
-    return [f"{s * 1e3:.3g}" for s in found.memory + found.compute] + [binary(found.weights)]
+    return [f"{s * 1e3:.3g}" for s in found.memory + found.compute] + [binary(found.weights[0])]
 
 
 def _cache_sizes(step, preset, **shape):
@@ -224,6 +224,6 @@ def _mesh_traffic(_, reference):
 
 
 def _hbm_plan(_, reference):
-    held = [plan.training(reference, **mesh) for mesh in MESHES]
-    held += [plan.decoding(reference, 64, 8192, **mesh) for mesh in MESHES]
+    held = [plan.training(reference, 64, 4096, **mesh) for mesh in MESHES]
+    held += [plan.decoding(reference, 64, 4096, **mesh) for mesh in MESHES]
     return [binary(sum(one.values())) for one in held]
