@@ -43,7 +43,7 @@ def random_picks(moe_spec: spec.MoE, tokens: int, seed: int = 0) -> tuple[np.nda
     """(index, weight) [T, k] of random tokens under a router at its initial weights, of the published size."""
     keys = jax.random.split(jax.random.key(seed))
     x = jax.random.normal(keys[0], (1, tokens, ROUTER_WIDTH))
-    router = moe.Router(moe_spec.router, moe_spec.num_experts)
+    router = moe.Router(moe_spec.router, moe_spec.num_experts, settings.Compute())
     logits, correction = router.apply(nn.meta.unbox(router.init(keys[1], x)), x)
     index, weight = routing.route(moe_spec.router, moe_spec.top_k, logits, correction)
     return np.asarray(index[0]), np.asarray(weight[0])
