@@ -49,7 +49,8 @@ def hbm_plan(
         totals = [sum(one.values()) for one in plan]
         figure.add_scatter(
             x=names, y=[n / 2**30 for n in totals], mode="text", text=[binary(n) for n in totals],
-            textposition="top center", showlegend=False, hoverinfo="skip", cliponaxis=False, row=1, col=column,
+            textposition="top center", textfont_size=10, showlegend=False, hoverinfo="skip", cliponaxis=False, row=1,
+            col=column,
         )  # fmt: skip
         for chip in ("v5e", "v6e", "v5p"):
             line = dict(color=look.colors.muted, dash="dot", width=1)
@@ -94,7 +95,7 @@ def step_traffic(
         )  # fmt: skip
     figure.add_scatter(
         x=order, y=[totals[axes] / 1024 for axes in order], mode="text", text=[binary(totals[a]) for a in order],
-        textposition="top center", showlegend=False, hoverinfo="skip", cliponaxis=False, row=1, col=1,
+        textposition="top center", textfont_size=10, showlegend=False, hoverinfo="skip", cliponaxis=False, row=1, col=1,
     )  # fmt: skip
     purposes = [look(f"sent {purpose}").replace(" ", "<br>") for purpose in found.expected]
     for told, sent in (("by shapes", found.expected), ("as compiled", found.compiled)):
@@ -133,7 +134,7 @@ def mesh_traffic(
     totals = [sum(one.values()) for one in sent]
     figure.add_scatter(
         x=names, y=[n / 2**30 for n in totals], mode="text", text=[binary(n) for n in totals],
-        textposition="top center", showlegend=False, hoverinfo="skip", cliponaxis=False,
+        textposition="top center", textfont_size=10, showlegend=False, hoverinfo="skip", cliponaxis=False,
     )  # fmt: skip
     figure.update_yaxes(title_text="GiB")
     note = look("mesh traffic note", model=reference, devices=devices, rows=rows, length=length)
