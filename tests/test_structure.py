@@ -44,6 +44,7 @@ FLOORS = {
     "transformer.convert": 5,
     "transformer.embed": 5,
     "transformer.evaluate": 5,
+    "transformer.report": 5,
     "transformer.tokenize": 5,
     "transformer.check_mesh": 5,
     "transformer.explain": 5,

@@ -104,25 +104,26 @@ def partition_spec(
     mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
     rules: str = "default",
     what: str = "array",
-    reserved: str | None = None,
+    reserved: Sequence[str] = (),
 ) -> PartitionSpec:
     """The mesh axes of an array whose dimensions carry logical `names`; mesh axes of size 1 are left out.
 
     Args:
-      reserved: a logical name; its mesh axes split no dimension of another name.
+      reserved: logical names; the mesh axes of the first split no dimension of another name, those of the second none
+        of a name that is not before it, and so on.
 
     Raises:
       ShardingError: an unknown name, one mesh axis used for two dimensions, or a size that doesn't divide.
     """
     taken, entries = {}, []
+    owners = {axis: owner for owner in reversed(reserved) for axis in RULES[rules][owner]}
     if len(names) != len(shape):
         raise ShardingError(f"{what}: {len(names)} axis names {tuple(names)} for shape {tuple(shape)}")
     for name, size in zip(names, shape, strict=True):
         if name is not None and name not in ax.ALL:
             raise ShardingError(f"{what}: unknown logical axis {name!r}; axes.py lists {sorted(ax.ALL)}")
         used = mesh_axes(name, mesh, rules) if name else ()
-        if reserved is not None and name != reserved:
-            used = tuple(axis for axis in used if axis not in RULES[rules][reserved])
+        used = tuple(axis for axis in used if owners.get(axis, name) == name)
         for axis in used:
             if axis in taken:
                 raise ShardingError(f"{what}: axes {taken[axis]!r} and {name!r} both want mesh axis {axis!r}")
@@ -138,7 +139,7 @@ def partition_spec(
 
 
 def constrain(
-    x: jax.Array, names: Sequence[str | None], rules: str = "default", reserved: str | None = None
+    x: jax.Array, names: Sequence[str | None], rules: str = "default", reserved: Sequence[str] = ()
 ) -> jax.Array:
     """Pins an activation to the mesh; the identity only where no mesh is set. `reserved` as of `partition_spec`."""
     mesh = jax.sharding.get_abstract_mesh()

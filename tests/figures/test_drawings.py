@@ -36,8 +36,10 @@ def reduced(name: str) -> dict:
             return dict(fsdp=2)
         case "router_picks":
             return dict(model=common.model("mixtral"), params=common.params("mixtral"), token_ids=[3, 1, 4, 1, 5])
-        case "training_curves":
+        case "training_curves" | "run_panels":
             return dict(workdir="no run yet")
+        case "run_layers":
+            return dict(workdir="no run yet", what="gradient")
         case "receptive_field":
             return dict(windows=(2, None), length=6)
         case "token_journey":

@@ -16,7 +16,7 @@ _HOMES = {
     "placement": ("sharding",),
     "plan": ("hbm_plan", "step_traffic", "mesh_traffic"),
     "rope": ("rope_rotation", "rope_scores", "rope_wavelengths"),
-    "training": ("training_curves",),
+    "training": ("training_curves", "run_panels", "run_layers"),
     "windows": ("receptive_field", "layer_patterns", "ring_cache"),
     "tiles": ("attention_tiles", "online_softmax", "memory_traffic"),
 }

@@ -1,6 +1,7 @@
 """What surrounds the stacks: token ids to vectors, vectors to logits."""
 
 import math
+from collections.abc import Sequence
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -43,7 +44,7 @@ class Embedding(nn.Module):
         # Tables are split by features over axes that split the tokens, too. Each device looks up its features of all
         # tokens of those that it shares a table with, and only then do tokens and features change places: left to
         # itself, the compiler sends all features of all tokens to every device in the backward pass.
-        tokens, positions = (self._constrain(x, reserved=ax.EMBED) for x in (tokens, positions))
+        tokens, positions = (self._constrain(x, reserved=(ax.EMBED,)) for x in (tokens, positions))
         # An id outside the table gives NaN, not another token's vector.
         x = products.rows(self.table, tokens).astype(self.dtype)
         if self.spec.scale is not None:
@@ -54,11 +55,13 @@ class Embedding(nn.Module):
                 x = x + jnp.take(self.positions, jnp.maximum(positions, 0), axis=0, mode="fill").astype(self.dtype)
             case spec.SinusoidalPositions() as sinusoidal:
                 x = x + rope.sinusoids(sinusoidal, jnp.maximum(positions, 0), self.d_model).astype(self.dtype)
-        x = self._constrain(self._add_types(x, token_types), ax.EMBED, reserved=ax.EMBED)
+        x = self._constrain(self._add_types(x, token_types), ax.EMBED, reserved=(ax.EMBED,))
+        # One dimension after the other: of both at once the compiler gathers all on every device.
+        x = self._constrain(x, ax.EMBED, reserved=(ax.LENGTH, ax.EMBED))
         x = into_stream(x, self.rules)
         return x if self.spec.norm is None else self.norm(x)
 
-    def _constrain(self, x: Array, *features: str, reserved: str | None = None) -> Array:
+    def _constrain(self, x: Array, *features: str, reserved: Sequence[str] = ()) -> Array:
         return constrain(x, (ax.BATCH, ax.LENGTH, *features), self.rules, reserved)
 
     def _add_types(self, x: Float[Array, "B T D"], token_types: Int[Array, "B T"] | None) -> Float[Array, "B T D"]:
@@ -68,7 +71,7 @@ class Embedding(nn.Module):
             return x
         if token_types is None:
             return x + self.types[0].astype(self.dtype)
-        token_types = self._constrain(token_types, reserved=ax.EMBED)
+        token_types = self._constrain(token_types, reserved=(ax.EMBED,))
         return x + jnp.take(self.types, token_types, axis=0, mode="fill").astype(self.dtype)
 
 

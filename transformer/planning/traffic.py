@@ -180,7 +180,9 @@ def _of_layers(
     # The embedding's features, there and back, between those that share a table; and before it the ids.
     of_batch = _of_batch(compute.rules)
     sharers = [a for a in sharding.RULES[compute.rules][ax.EMBED] if a in of_batch and size[a] > 1]
-    yield _exchange("all-to-all", sharers, "tokens", numbers * item, 1 + training)
+    along = [a for a in sharers if a in sharding.RULES[compute.rules][ax.LENGTH]]
+    for axes in (along, [a for a in sharers if a not in along]):  # one dimension after the other
+        yield _exchange("all-to-all", axes, "tokens", numbers * item, 1 + training)
     yield _exchange("all-gather", sharers, "tokens", tokens * BYTES["float32"])
     for block in blocks:
         if isinstance(block.ffn, spec.MoE):
