@@ -125,3 +125,6 @@ def test_the_smallest_slice_that_fits():
 def test_decoding_is_searched_without_remat():
     found = search.search(DENSE, topology.parse("v5e:2x4"), 2048, rows=32, kind="decode")
     assert found.best.remat == "none" and found.best.mesh["tensor"] > 1
+    # One head of latents serves all.
+    latent = search.search(run_of("deepseek_v2:lite"), topology.parse("v5p:2x2x1"), 2048, rows=32, kind="decode")
+    assert latent.best.mesh["tensor"] == 1 and latent.pruned["meshes that split heads of a cache unevenly"]

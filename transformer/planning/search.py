@@ -132,7 +132,7 @@ def search(
     """
     pruned: Counter[str] = Counter()
     choices = [
-        c for mesh in meshes(run, on, length, pruned) for c in _of_mesh(run, on, mesh, length, rows, kind, pruned)
+        c for mesh in meshes(run, on, length, pruned, kind) for c in _of_mesh(run, on, mesh, length, rows, kind, pruned)
     ]
     fitting = [choice for choice in choices if choice.fits]
     pruned["choices that need more memory than there is"] += len(choices) - len(fitting)
