@@ -15,10 +15,10 @@ ROWS, LENGTH = 8, 32
 
 
 def on_mesh(family: str, sizes: dict[str, int]) -> tuple[config.Run, jax.sharding.Mesh]:
-    page = config.load_config(f"{family}:tiny")
-    page.data.update(dict(seq_len=LENGTH, batch_size=ROWS))
-    page.mesh.update({"data": 1} | sizes)
-    run = config.resolve(page)
+    values = config.load_config(f"{family}:tiny").to_dict()
+    values["data"] |= dict(seq_len=LENGTH, target_len=None, batch_size=ROWS)
+    values["mesh"] |= {"data": 1} | sizes
+    run = config.resolve(values)
     return run, sharding.make_mesh(run.settings.mesh)
 
 
