@@ -4,7 +4,7 @@
 
 First all rows by analysis, in a minute; then each through the TPU's compiler, which takes one to five minutes a row on
 two cores and no TPU. What is compiled stays in the page: run it again to go on. `--again` compiles those rows anew.
-The slice is the smallest of the chip (`chip_of`) that leaves a tenth of its memory free with one row a device.
+The slice is the smallest of the chip (`chips_for`) that leaves a tenth of its memory free with one row a device.
 """
 
 import argparse
@@ -31,6 +31,7 @@ HEAD = [
     "step, estimated", "MFU, estimated", "compile s, GiB",
 ]  # fmt: skip
 FREE = 0.9  # of a device's memory, at most
+MOST = 2048  # chips
 # Cells that only a compiler fills.
 PENDING = "–"
 
@@ -44,35 +45,35 @@ def models() -> list[str]:
     return found
 
 
-def chip_of(parameters: int) -> str:
-    """Small models on v5e, large ones on v5p, others on v6e."""
-    return "v5e" if parameters < 2e9 else "v6e" if parameters < 3e10 else "v5p"
+def chips_for(parameters: int) -> tuple[str, ...]:
+    """Small models on v5e, large ones on v5p, others on v6e; on later ones of these where none of a kind holds them."""
+    kinds = "v5e", "v6e", "v5p"
+    return kinds[0 if parameters < 2e9 else 1 if parameters < 3e10 else 2 :]
 
 
 def chosen(model: str) -> Asked:
-    """The model on its slice, one row a device."""
-    values = importlib.import_module(f"configs.{model.split(':')[0]}").get_config(model.split(":")[1])
-    built = families.build_spec(values.model.to_dict())
-    chip = CHIPS[chip_of(accounting.parameters(built).total)]
-    for slices in topology.offered(chip):
-        for asked in _candidates(model, built, slices):
-            needed = analysis.report(asked.request, asked.run).memory.parts.total
-            if needed <= FREE * chip.offered:
+    """The model on its slice, one row a device, split as far as it can be."""
+    family, size = model.split(":")
+    built = families.build_spec(importlib.import_module(f"configs.{family}").get_config(size).model.to_dict())
+    total = accounting.parameters(built).total
+    for chip in (CHIPS[name] for name in chips_for(total)):
+        for slices in topology.offered(chip):
+            # Parameters and moments alone, in float32.
+            if slices.chips < 4 or 12 * total > FREE * chip.offered * slices.devices:
+                continue
+            asked = next(_candidates(model, built, slices), None)
+            if asked and analysis.report(asked.request, asked.run).memory.parts.total <= FREE * chip.offered:
                 return asked
-    raise SettingsError(f"{model}: fits no slice of {chip.name}")
+            if slices.chips > MOST:
+                break
+    raise SettingsError(f"{model}: fits no slice of {MOST} chips")
 
 
 def _candidates(model: str, built: spec.Model, slices: topology.Topology) -> Iterator[Asked]:
-    """All fsdp; with experts, those on as many devices of one dimension as can be, the rest fsdp and, if need be, data."""
-    mixtures = [block.ffn for block in built.layers if isinstance(block.ffn, spec.MoE)]
-    meshes = [{"data": 1, "fsdp": -1}]
-    if mixtures:
-        sizes = sorted({*slices.shape}, reverse=True)
-        experts = [size for size in sizes if mixtures[0].num_experts % size == 0 and size > 1]
-        meshes = [{"data": 1, "fsdp": -1, "expert": size} for size in experts] + [
-            {"data": -1, "fsdp": other, "expert": size} for size in experts for other in sizes
-        ]
-    for mesh in meshes if slices.chips >= 4 else []:
+    """Parameters on as many devices as can be, experts on as many of those as can be, copies of both on the rest."""
+    mixes = any(isinstance(block.ffn, spec.MoE) for block in built.layers)
+    meshes = topology.meshes(slices, ("data", "fsdp", "expert") if mixes else ("data", "fsdp"))
+    for mesh in sorted(meshes, key=lambda m: (m["data"], -m["expert"])):
         try:
             yield ask(model, slices.name, mesh=mesh, length=min(LENGTH, built.max_length))
         except (SettingsError, ShardingError):

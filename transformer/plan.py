@@ -3,7 +3,8 @@
 
 The real training step (or `--prefill`, `--decode`) goes through the TPU's own compiler, which needs libtpu (the extra
 `plan`) and no TPU. Memory, FLOPs, bytes and collectives are the compiled program's; times are estimates. `--no-compile`
-plans by analysis alone. Exit status: 0, 1 where the run doesn't fit, 2 for a mistake.
+plans by analysis alone, `--search` looks for the best mesh, remat and batch, `--diff` compares two plans.
+Exit status: 0, 1 where the run doesn't fit, 2 for a mistake.
 """
 
 import argparse
@@ -17,11 +18,12 @@ import jax
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from transformer import programs, sharding
-from transformer.planning import assemble, terminal
+from transformer import config, families, programs, sharding
+from transformer.planning import assemble, difference, page, search, terminal, topology
+from transformer.planning.chips import CHIPS
 from transformer.planning.compile import OutOfMemory, compile_program, find_libtpu, stay_off_tpus
-from transformer.planning.report import Buffer, Report
-from transformer.planning.request import Asked, ask, check_state
+from transformer.planning.report import Report, from_json
+from transformer.planning.request import Asked, ask, check_state, settle
 from transformer.settings import SettingsError, check
 from transformer.spec import SpecError
 
@@ -76,7 +78,13 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--tokens", type=float, help="to be trained on, such as 15e12: for days and chip-hours")
     parser.add_argument("--no-compile", action="store_true", help="analysis alone; needs no libtpu")
+    parser.add_argument(
+        "--search", action="store_true", help="the best mesh, remat and batch; of a chip, of its slices"
+    )
+    about = "two config pages, revisions of this repository or reports (.json), with the other options for both"
+    parser.add_argument("--diff", nargs=2, metavar=("A", "B"), help=about)
     parser.add_argument("--json", type=Path, metavar="OUT", help="the report as data")
+    parser.add_argument("--html", type=Path, metavar="OUT", help="the report as a page")
     parser.set_defaults(kind="train")
     return parser.parse_args(argv)
 
@@ -107,52 +115,139 @@ def parse_settings(texts: Sequence[str]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def run(args: argparse.Namespace) -> Report:
-    """The report that the arguments ask for.
+def run(args: argparse.Namespace, **changes) -> Report:
+    """The report that the arguments ask for, with arguments of `ask` in place of theirs.
 
     Raises:
       SettingsError, SpecError, ShardingError: it can't be; OutOfMemory: it doesn't fit.
     """
-    for name in ("config", "topology"):
-        check(getattr(args, name) is not None, f"--{name}", None, "required")
-    asked = ask(
-        args.config, args.topology, kind=args.kind, mesh=parse_mesh(args.mesh), rows=args.batch, length=args.seq,
-        overrides=parse_settings(args.set), tokens=args.tokens,
-    )  # fmt: skip
+    how = dict(
+        kind=args.kind, mesh=parse_mesh(args.mesh), rows=args.batch, length=args.seq, tokens=args.tokens,
+        overrides=parse_settings(args.set),
+    ) | changes  # fmt: skip
+    named = [
+        how.pop(key, None) or _required(args, name) for key, name in (("reference", "config"), ("slices", "topology"))
+    ]
+    asked = ask(*named, **how)
     if args.no_compile:
         return assemble.analysed(asked)
-    find_libtpu()
     check_state(asked)
-    with working(f"compiling {asked.request.config} for {asked.request.topology}"):
-        return plan(asked, args.layers == "apart")
+    try:
+        with working(f"compiling {asked.request.config} for {asked.request.topology}"):
+            return plan(asked, args.layers == "apart")
+    except OutOfMemory as error:
+        error.instead = [b for b in assemble.instead(asked) if b.bytes < asked.topology.chip.offered]
+        raise
+
+
+def _required(args: argparse.Namespace, name: str) -> str:
+    check(getattr(args, name) is not None, f"--{name}", None, "required")
+    return getattr(args, name)
+
+
+def look(args: argparse.Namespace) -> tuple[search.Found, Report]:
+    """The best ways to run, on the slice or on those of the chip that the arguments name; and the plan of the best.
+
+    Raises:
+      SettingsError, SpecError, ShardingError: it can't be, or nothing fits.
+    """
+    where, reference = _required(args, "topology"), _required(args, "config")
+    check(args.mesh is None, "--mesh", args.mesh, "--search finds it; leave it out")
+    values, settings = settle(reference, args.kind, args.seq, parse_settings(args.set))
+    base, length = config.resolve(values), values["data"]["seq_len"]
+
+    def report(choice: search.Choice) -> Report:
+        remat = {"compute.remat": repr(choice.remat)}
+        if choice.names or "compute.remat_names" in settings:
+            remat["compute.remat_names"] = repr(choice.names)
+        how = dict(slices=choice.topology, mesh=choice.mesh, rows=choice.rows, length=length)
+        return run(args, **how, overrides=settings | (remat if args.kind == "train" else {}))
+
+    how = dict(rows=args.batch, kind=args.kind, verify=None if args.no_compile else report)
+    if ":" in where:
+        found = search.search(base, topology.parse(where), length, **how).check()
+    else:
+        check(where in CHIPS, "--topology", where, f"use a slice, or one of {', '.join(CHIPS)} for the smallest")
+        found = search.smallest(base, CHIPS[where], length, **how).check()
+    return found, found.report or report(found.best)
+
+
+def compared(args: argparse.Namespace, name: str, argv: Sequence[str]) -> Report:
+    """The plan of one side of `--diff`: a report that was written, a config page, or a revision.
+
+    Raises:
+      SettingsError, SpecError, ShardingError, OutOfMemory: as of `run`.
+    """
+    if name.endswith(".json"):
+        return from_json(Path(name).read_text())
+    family = name.partition(":")[0]
+    if family in families.names() or family.endswith(".py"):
+        return run(args, reference=name)
+    _required(args, "config")
+    return difference.at_revision(name, argv, Path(__file__).parent.parent)
+
+
+def _without(argv: Sequence[str], options: dict[str, int]) -> list[str]:
+    """Arguments without some options and the values that follow them."""
+    left, kept = list(argv), []
+    while left:
+        word = left.pop(0)
+        if word in options:
+            del left[: options[word]]
+        else:
+            kept.append(word)
+    return kept
 
 
 def refuse(error: OutOfMemory, console: Console) -> None:
-    """Says what didn't fit."""
+    """Says what didn't fit, and what would."""
     needed, offered = (terminal.gib(size) for size in (error.needed, error.offered))
-    print(f"does not fit: the program needs {needed} GiB of a device, which has {offered}", file=sys.stderr)
-    rows: Sequence[Buffer] = error.largest
-    for buffer in rows:
+    near = next((f"; {b.name} would need {terminal.gib(b.bytes)} by analysis" for b in error.instead), "")
+    print(f"does not fit: the program needs {needed} GiB of a device, which offers {offered}{near}", file=sys.stderr)
+    for buffer in error.largest:
         console.print(f"  {terminal.gib(buffer.bytes):>8} GiB  {buffer.name}", highlight=False, markup=False)
+
+
+def show(args: argparse.Namespace, argv: Sequence[str], console: Console) -> bool:
+    """Prints and writes what the arguments ask for; whether it fits."""
+    if args.diff:
+        rest = _without(argv, {"--diff": 2, "--json": 1, "--html": 1})
+        check(args.json is None, "--json", str(args.json), "of --diff there is a page: --html")
+        one, other = (compared(args, name, rest) for name in args.diff)
+        rows = difference.compare(one, other)
+        console.print(terminal.render_difference(tuple(args.diff), rows), highlight=False)
+        if args.html:
+            args.html.write_text(page.difference_page(one, other, rows, tuple(args.diff)))
+        return one.memory.fits and other.memory.fits
+    if args.search:
+        found, report = look(args)
+        console.print(terminal.render_search(found), highlight=False)
+    else:
+        report = run(args)
+    console.print(terminal.render(report), highlight=False)
+    if args.json:
+        args.json.write_text(report.to_json())
+    if args.html:
+        args.html.write_text(page.page(report))
+    return report.memory.fits
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
+    argv = sys.argv[1:] if argv is None else argv
     args = _arguments(argv)
     console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
     stay_off_tpus()
     try:
-        report = run(args)
+        return 0 if show(args, argv, console) else 1
     except OutOfMemory as error:
         refuse(error, console)
         return 1
-    except (SettingsError, SpecError, sharding.ShardingError) as error:
+    except (SettingsError, SpecError, sharding.ShardingError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    console.print(terminal.render(report), highlight=False)
-    if args.json:
-        args.json.write_text(report.to_json())
-    return 0 if report.memory.fits else 1
+    except jax.errors.JaxRuntimeError as error:
+        print(f"error: the compiler refuses the program: {str(error).splitlines()[0]}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -94,12 +94,12 @@ def test_the_compiler_has_the_last_word():
             raise RuntimeError("RESOURCE_EXHAUSTED: too much")
         return report_of(choice, 2048, 1.1 if len(asked) == 2 else 0.9)
 
-    found = search.search(DENSE, on, 2048, compile=compile)
+    found = search.search(DENSE, on, 2048, verify=compile)
     assert asked == list(found.ranked[:3]) and found.best == found.ranked[2]
     assert found.report.memory.peak <= found.best.offered
     (one, why), (other, size) = found.refused
     assert (one, other) == found.ranked[:2] and "RESOURCE_EXHAUSTED" in why and "needs 105.3 of 95.7 GiB" in size
-    nothing = search.search(DENSE, on, 2048, compile=lambda choice: report_of(choice, 2048, 2.0), verified=2)
+    nothing = search.search(DENSE, on, 2048, verify=lambda choice: report_of(choice, 2048, 2.0), verified=2)
     assert nothing.best is None and len(nothing.refused) == 2
     with pytest.raises(SettingsError, match="search: nothing fits; the nearest is v5p:2x2x2"):
         nothing.check()

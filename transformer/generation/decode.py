@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt
 
 from transformer import axes as ax
 from transformer import sharding
+from transformer.generation.layout import cache_axes
 from transformer.nn.context import Source
 from transformer.nn.model import Transformer
 from transformer.ops import cache as caches
@@ -288,14 +289,6 @@ def pin_cache(model: Transformer, cache: caches.StackCache) -> caches.StackCache
         return dataclasses.replace(cache, **pinned)
 
     return cache.map(pin_layer)
-
-
-def cache_axes(cache: caches.KVCache) -> dict[str, tuple[str | None, ...]]:
-    """The logical axes of the arrays of a layer's cache, by field."""
-    lead = (ax.LAYERS,) * (cache.positions.ndim - 2)
-    slots = (*lead, ax.BATCH, ax.ACT_HEADS, None)
-    names = {"keys": (*slots, None), "values": (*slots, None), "positions": (*lead, ax.BATCH, None)}
-    return names | {name: slots for name in ("key_scales", "value_scales") if getattr(cache, name) is not None}
 
 
 def replicate(model: Transformer, drawn: Drawn) -> Drawn:

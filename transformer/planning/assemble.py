@@ -4,11 +4,12 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-from transformer.planning import analysis, memory, roofline, topology, traffic
+from transformer.planning import analysis, roofline, topology, traffic
 from transformer.planning.accounting import BYTES
 from transformer.planning.collectives import Collective, collectives
 from transformer.planning.compile import Compiled
 from transformer.planning.hlo import parse
+from transformer.planning.leaves import leaves
 from transformer.planning.report import Buffer, Bytes, Compile, Exchange, Flops, Report
 from transformer.planning.request import Asked, ask
 from transformer.planning.work import Work, work
@@ -47,16 +48,12 @@ def compiled(asked: Asked, program: Compiled, versions: dict[str, str], steps: i
         model=report.flops.model,
         program=None if program.program is None else program.program / topology_.devices / each,
         compiled=done.flops / each,
-        kernels=kernels(
-            report, {name: kernel.flops / each for name, kernel in done.kernels.items() if not kernel.silent}
-        ),
+        kernels=kernels(report, done, each),
     )
     size = Bytes(minimal=report.bytes.minimal, hbm=done.bytes / each)
     cycles = {name: count / each for name, count in done.cycles.items()}
-    sent, compile_ = (
-        exchanges(found, rules, each),
-        Compile(seconds=program.seconds, max_rss=program.max_rss, cycles=cycles),
-    )
+    sent = exchanges(found, rules, each)
+    compile_ = Compile(seconds=program.seconds, max_rss=program.max_rss, cycles=cycles)
     plan = analysis.Plan(asked.run, topology_, asked.mesh, asked.request.kind, asked.request.rows, asked.request.length)
     of = roofline.Asked(topology=topology_, mesh=asked.mesh, tokens=plan.tokens)
     return dataclasses.replace(
@@ -74,10 +71,11 @@ def compiled(asked: Asked, program: Compiled, versions: dict[str, str], steps: i
 
 
 def kernels(report: Report, done: Work, steps: int) -> dict[str, float]:
-    """FLOPs of kernels by their own estimates; those that multiply experts' rows give none, and are reckoned."""
+    """FLOPs of kernels by their own estimates; those that multiply experts' rows are reckoned if they give none."""
     estimated = {name: kernel.flops / steps for name, kernel in done.kernels.items() if not kernel.silent}
-    grouped = {name: n for name, n in report.flops.kernels.items() if name.startswith(roofline.GROUPED)}
-    return grouped | estimated
+    if any(name.startswith(roofline.GROUPED) and n for name, n in estimated.items()):
+        return estimated
+    return {name: n for name, n in report.flops.kernels.items() if name.startswith(roofline.GROUPED)} | estimated
 
 
 def exchanges(found: Iterable[Collective], rules: str, steps: int = 1) -> tuple[Exchange, ...]:
@@ -106,7 +104,7 @@ def largest(asked: Asked, report: Report) -> tuple[Buffer, ...]:
     moments = 2 * BYTES[optimizer.moments_dtype] if train and optimizer.moments_memory != HOST_MEMORY else 0
     found = [Buffer(name=f"activations: {name}", bytes=size) for name, size in parts.activations.items()]
     found.append(Buffer(name="cache", bytes=parts.cache))
-    for leaf in memory.leaves(run.spec):
+    for leaf in leaves(run.spec):
         size, name = math.prod(leaf.local(asked.mesh, rules)), "/".join(leaf.path)
         found.append(Buffer(name=name, bytes=size * item))
         found.append(Buffer(name=f"both moments of {name}", bytes=size * moments))
@@ -128,7 +126,9 @@ def instead(asked: Asked) -> tuple[Buffer, ...]:
     here = asked.topology
     larger = next((t for t in topology.offered(here.chip, here.slices) if t.chips >= 2 * here.chips), None)
     if larger:
-        found += _instead(asked, f"{larger.name}, all fsdp", slices=larger.name, mesh={"data": 1, "fsdp": -1})
+        rows = max(asked.request.rows, larger.devices)
+        told = f"{larger.name}, all fsdp" + f", batch {rows}" * (rows != asked.request.rows)
+        found += _instead(asked, told, slices=larger.name, mesh={"data": 1, "fsdp": -1}, rows=rows)
     return tuple(sorted(found, key=lambda buffer: buffer.bytes))
 
 

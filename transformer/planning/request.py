@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import jax
 
 from transformer import axes as ax
-from transformer import config, sharding, spec
+from transformer import config, families, sharding, spec
 from transformer.planning import chips, memory, topology
+from transformer.planning.leaves import leaves
 from transformer.planning.report import Kind, Request
 from transformer.planning.topology import Topology
 from transformer.settings import SettingsError, check
@@ -61,17 +62,9 @@ def ask(
     Raises:
       SettingsError, SpecError, ShardingError: naming what can't be, and the nearest that can.
     """
-    found, values = topology.parse(slices), config.load_config(reference).to_dict()
-    given = dict(overrides or {})
-    page = {name: repr(value) for name, value in DEFAULTS.items() if name not in given}
-    for name, text in (page | given).items():
-        check(not name.startswith("mesh."), "--set", name, "give the mesh with --mesh")
-        config.override(values, name, text)
-    values["mesh"] = dict.fromkeys(MESH_AXES, 1)
-    values["data"] |= dict(seq_len=length or _length(values), batch_size=values["train"]["accumulate"])
+    found = topology.parse(slices)
+    values, settings = settle(reference, kind, length, overrides)
     run = config.resolve(values)
-    writes = run.spec.decoder is not None and run.spec.head is not None
-    check(kind == "train" or writes, f"--{kind}", reference, "this model writes no text; it can be trained alone")
     sizes = topology.mesh_sizes(found, mesh if mesh is not None else default_mesh(found, run, kind))
     check_model(run.spec, found, sizes, _rules(run, kind))
     parts = _ways(sizes, ax.BATCH, _rules(run, kind)) * (run.settings.train.accumulate if kind == "train" else 1)
@@ -82,14 +75,33 @@ def ask(
     request = Request(
         config=reference, topology=found.name, chip=found.chip.name, devices=found.devices,
         chips=found.chips * found.slices, slices=found.slices, mesh=sizes, kind=kind, rows=rows,
-        length=values["data"]["seq_len"], overrides=page | given, tokens=tokens,
+        length=values["data"]["seq_len"], overrides=settings, tokens=tokens,
     )  # fmt: skip
     return Asked(request, config.resolve(values), found)
 
 
-def _length(values: dict) -> int:
-    from transformer import families
+def settle(
+    reference: str, kind: Kind, length: int | None = None, overrides: Mapping[str, str] | None = None
+) -> tuple[dict, dict[str, str]]:
+    """Values of a run without a mesh and with as few rows as can be, and the settings that differ from its page's.
 
+    Raises:
+      SettingsError, SpecError: as of `ask`.
+    """
+    values, given = config.load_config(reference).to_dict(), dict(overrides or {})
+    settings = {name: repr(value) for name, value in DEFAULTS.items() if name not in given} | given
+    for name, text in settings.items():
+        check(not name.startswith("mesh."), "--set", name, "give the mesh with --mesh")
+        config.override(values, name, text)
+    values["mesh"] = dict.fromkeys(MESH_AXES, 1)
+    values["data"] |= dict(seq_len=length or _length(values), batch_size=values["train"]["accumulate"])
+    built = config.resolve(values).spec
+    writes = built.decoder is not None and built.head is not None
+    check(kind == "train" or writes, f"--{kind}", reference, "this model writes no text; it can be trained alone")
+    return values, settings
+
+
+def _length(values: dict) -> int:
     return min(LENGTH, families.build_spec(values["model"]).max_length)
 
 
@@ -103,17 +115,19 @@ def _ways(sizes: Mapping[str, int], name: str, rules: str) -> int:
 
 
 def default_mesh(found: Topology, run: config.Run, kind: Kind) -> dict[str, int]:
-    """All devices along `fsdp`; to decode, as many as the model divides by along `tensor`, the others along `data`.
+    """All devices along `fsdp`; to decode, as many as the model divides by along `tensor` and `expert`, then `data`.
 
     Whatever is split over fsdp is gathered at each use, which only many tokens are worth.
     """
     if kind != "decode":
         return {"data": 1, "fsdp": -1}
-    best = {"data": -1}
-    for sizes in topology.meshes(found, ("data", "tensor")):
-        if _refusal(run.spec, sizes, "decode") is None and sizes["tensor"] >= best.get("tensor", 1):
-            best = sizes
-    return best
+    mixes = any(isinstance(block.ffn, spec.MoE) for block in run.spec.layers)
+    able = [
+        sizes
+        for sizes in topology.meshes(found, ("data", "expert", "tensor") if mixes else ("data", "tensor"))
+        if _refusal(run.spec, sizes, "decode") is None
+    ]
+    return max(able, key=lambda sizes: (sizes["expert"] * sizes["tensor"], sizes["tensor"]), default={"data": -1})
 
 
 def check_model(model: spec.Model, found: Topology, sizes: Mapping[str, int], rules: str) -> None:
@@ -132,10 +146,16 @@ def check_model(model: spec.Model, found: Topology, sizes: Mapping[str, int], ru
 def _refusal(model: spec.Model, sizes: Mapping[str, int], rules: str) -> str | None:
     mesh = jax.sharding.AbstractMesh(tuple(sizes[axis] for axis in MESH_AXES), MESH_AXES)
     try:
-        for leaf in memory.leaves(model):
+        for leaf in leaves(model):
             sharding.partition_spec(leaf.names, leaf.shape, mesh, rules, "/".join(leaf.path))
     except ShardingError as error:
         return str(error)
+    if rules == "decode":
+        ways = _ways(sizes, ax.ACT_HEADS, rules)
+        heads = {block.mixer.cache_dims.heads for block in model.decoder.layers}
+        uneven = next((n for n in sorted(heads) if n % ways), None)
+        if uneven is not None:
+            return f"the cache's {uneven} heads can't be split {ways} ways over mesh axis 'tensor'"
     return None
 
 

@@ -1,13 +1,16 @@
 """A plan for the terminal."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from transformer.planning.difference import Row
 from transformer.planning.report import Buffer, Report
+from transformer.planning.search import Found
 from transformer.planning.topology import words
 from transformer.planning.words import si
 
@@ -103,7 +106,7 @@ def _estimate(report: Report) -> Iterator[RenderableType]:
     yield _two(rows)
     yield Text("  assumed:")
     for sentence in e.assumptions:
-        yield Text(f"    {sentence}")
+        yield Padding(Text(sentence), (0, 0, 0, 4))
 
 
 def _two(rows: Mapping[str, str], indent: int = 2) -> Table:
@@ -123,3 +126,29 @@ def _time_of(seconds: float) -> str:
 def gib(size: float | None) -> str:
     """In GiB: 12.3."""
     return "–" if size is None else f"{size / GIB:,.2f}"
+
+
+def render_search(found: Found, most: int = 8) -> Table:
+    """The best ways to run, by analysis, the one that was chosen marked."""
+    dropped = "; ".join(f"{count:,} {reason}" for reason, count in found.pruned.items() if count)
+    refused = "".join(f"\nrefused by the compiler: {choice.words}: {why}" for choice, why in found.refused)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=f"dropped: {dropped}{refused}", caption_justify="left")
+    for name in ("", "slice", "mesh", "remat", "rows", "GiB, by analysis", "step, estimated", "MFU"):
+        table.add_column(name, justify="right" if name in ("rows", "GiB, by analysis", "MFU") else "left")
+    for choice in found.ranked[:most]:
+        remat = ", ".join((choice.remat, *choice.names))
+        mark = "→" if choice == found.best else ""
+        cells = mark, choice.topology, words(choice.mesh), remat, f"{choice.rows:,}", gib(choice.needed)
+        table.add_row(*cells, _time_of(choice.seconds), f"{choice.mfu:.0%}")
+    return table
+
+
+def render_difference(names: tuple[str, str], rows: Sequence[Row]) -> Table:
+    """Two plans side by side."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("", *names, "unit", "change"):
+        table.add_column(name, justify="left" if name in ("", "unit") else "right")
+    for row in rows:
+        cells = ("–" if x is None else f"{x:,.4g}" for x in (row.a, row.b))
+        table.add_row(row.name, *cells, row.unit, "" if row.change is None else f"{row.change:+.1%}")
+    return table
