@@ -226,7 +226,8 @@ def _experts(ffn: spec.MoE, share: Share) -> tuple[float, float]:
         # Gathered tokens are summed in float32 before they are scattered.
         summed = everyone * BYTES["float32"] if share.experts > 1 and share.compute.experts != "capacity" else 0
         biases = 2 * hidden if ffn.expert.bias else 0  # each row's own
-        return rows * (2 * width + 3 * hidden + biases) * share.item, rows * width * share.item + summed
+        kept = rows * (2 * width + 2.5 * hidden + biases) * share.item
+        return kept, 2 * rows * width * share.item + summed
     # Both branches of the exchange are in the program: what one kept for its gradient lies beside the other's work,
     # which goes through the tokens of one device after another.
     kept = 2 * rows * width + share.tokens * ffn.top_k * width + 7 * rows * hidden
