@@ -51,8 +51,8 @@ def test_notebooks_show_figures_and_assert_numbers(path):
 
 def test_every_figure_is_in_a_notebook():
     shown = "".join("".join(cells(path, "code")) for path in NOTEBOOKS)
-    missing = [name for name in figures.__all__ if f"figures.{name}(" not in shown]
-    assert not missing
+    missing = {name for name in figures.__all__ if f"figures.{name}(" not in shown}
+    assert missing <= {"run_panels", "run_layers"}, "of long runs, for `python -m transformer.report`"
 
 
 def test_the_repository_is_named_once_and_installed_in_colab_alone():

@@ -31,7 +31,7 @@ def kept(made: str) -> list[dict]:
 
 def test_every_figure_that_needs_no_model_of_one_s_own_is_on_the_page():
     drawn = {shown.figure for section in SECTIONS for shown in section.shown}
-    own = {"attention_heads", "router_picks", "training_curves"}
+    own = {"attention_heads", "router_picks", "training_curves", "run_panels", "run_layers"}
     assert drawn == set(figures.__all__) - own
     assert all(f"{what} {section.name}" in WORDS for section in SECTIONS for what in ("section", "about"))
     assert all(
