@@ -34,7 +34,8 @@ def _head(report: Report) -> Iterator[RenderableType]:
     if report.compile is None:
         yield Text("by analysis alone: nothing was compiled", style="yellow")
     else:
-        made = f"{report.compile.seconds:.0f} s, {report.compile.max_rss / GIB:.1f} GiB of memory here"
+        c = report.compile
+        made = f"{c.seconds:.0f} s ({c.cpu:.0f} s of processor time) and {c.max_rss / GIB:.1f} GiB of memory here"
         yield Text(f"compiled by {', '.join(f'{n} {v}' for n, v in report.versions.items())} in {made}; nothing ran")
 
 
