@@ -15,7 +15,7 @@ from transformer import axes as ax
 from transformer import sharding
 from transformer.config import Run
 from transformer.generation import decode as decoding
-from transformer.generation.layout import cache_axes, for_decoding, unrolled
+from transformer.generation.layout import for_decoding, unrolled
 from transformer.generation.prompts import SHORTEST, check_writes
 from transformer.nn import initial
 from transformer.nn.context import Source
@@ -119,7 +119,7 @@ def abstract_params(model: Transformer, mesh: Mesh) -> dict:
 
 def _placed(layer: caches.KVCache, model: Transformer, mesh: Mesh) -> caches.KVCache:
     fields = {}
-    for name, axes in cache_axes(layer).items():
+    for name, axes in layer.axes.items():
         x = getattr(layer, name)
         place = sharding.partition_spec(axes, x.shape, mesh, model.compute.rules, f"cache {name}")
         fields[name] = _like(x.shape, x.dtype, NamedSharding(mesh, place))

@@ -30,8 +30,9 @@ from transformer.tokenizer import Tokenizer, load_tokenizer
 log = logging.getLogger("transformer")
 
 # Fields that a resumed run may change: they alter where and how often things happen, or rounding, not the run.
-FREE = ("mesh.", "train.log_every", "train.eval_", "train.checkpoint_every", "train.keep_", "train.sample_",
-        "train.watchdog_", "train.check_replicas_", "optimizer.moments_memory",
+FREE = ("data.workers", "data.cache",
+        "mesh.", "train.log_every", "train.eval_", "train.checkpoint_every", "train.keep_", "train.sample_",
+        "train.watchdog_", "train.norms_", "train.check_replicas_", "optimizer.moments_memory",
         "compute.attention", "compute.context_attention", "compute.decode_attention", "compute.expert_exchange",
         "compute.expert_buffer", "compute.remat", "compute.offload", "compute.unroll", "compute.loss_chunk",
         "compute.rules")  # fmt: skip
@@ -219,10 +220,15 @@ class Workdir:
     def restore_params(self, like: Any, say: Callable[[str], None] = log.error) -> Any:
         """The parameters of the newest checkpoint that is sound, without the optimiser's state.
 
+        Those that the run evaluates with: the average over its steps where it keeps one.
+
         Raises:
           WorkdirError: there is no checkpoint yet, or every one is damaged.
         """
-        found = self._newest(lambda step: self._read(step, {"params": like})[0]["params"], say)
+        name = "params"
+        if self._config_file.is_file() and self.read_config().get("optimizer", {}).get("average_decay"):
+            name = "average"
+        found = self._newest(lambda step: self._read(step, {name: like})[0][name], say)
         if found is None:
             raise WorkdirError(f"workdir={str(self.path)!r}: no checkpoint yet; train until the first is saved")
         return found

@@ -15,7 +15,6 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt
 
 from transformer import axes as ax
 from transformer import sharding
-from transformer.generation.layout import cache_axes
 from transformer.nn.context import Source
 from transformer.nn.model import Transformer
 from transformer.ops import cache as caches
@@ -283,10 +282,8 @@ def pin_cache(model: Transformer, cache: caches.StackCache) -> caches.StackCache
     rules = model.compute.rules
 
     def pin_layer(cache: caches.KVCache) -> caches.KVCache:
-        pinned = {
-            name: sharding.constrain(getattr(cache, name), axes, rules) for name, axes in cache_axes(cache).items()
-        }
-        return dataclasses.replace(cache, **pinned)
+        axes = cache.axes.items()
+        return dataclasses.replace(cache, **{n: sharding.constrain(getattr(cache, n), a, rules) for n, a in axes})
 
     return cache.map(pin_layer)
 

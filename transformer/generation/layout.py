@@ -10,26 +10,16 @@ from typing import Any
 
 import jax
 
-from transformer import axes as ax
 from transformer import spec
 from transformer.nn import initial
 from transformer.nn.model import Transformer
 from transformer.nn.parameter import Named
 from transformer.ops import products
-from transformer.ops.cache import KVCache
 
 
 def for_decoding(model: Transformer) -> Transformer:
     """The same model, laid out over a mesh as single tokens ask for: rows are split, and no length is."""
     return model.clone(compute=dataclasses.replace(model.compute, rules="decode"))
-
-
-def cache_axes(cache: KVCache) -> dict[str, tuple[str | None, ...]]:
-    """The logical axes of the arrays of a layer's cache, by field."""
-    lead = (ax.LAYERS,) * (cache.positions.ndim - 2)
-    slots = (*lead, ax.BATCH, ax.ACT_HEADS, None)
-    names = {"keys": (*slots, None), "values": (*slots, None), "positions": (*lead, ax.BATCH, None)}
-    return names | {name: slots for name in ("key_scales", "value_scales") if getattr(cache, name) is not None}
 
 
 def unrolled(model: Transformer) -> Transformer:

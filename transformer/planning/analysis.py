@@ -159,8 +159,6 @@ def executed(
     for block in (*model.layers, *(model.mtp.decoder.layers * model.mtp.depth if model.mtp else ())):
         again, attention = _again(block, compute, model.d_model, length)
         products, kernels = products + again, kernels + attention
-    if compute.loss_chunk < model.vocab_size:  # each chunk's logits are made again
-        products += forward.head * (1 + (model.mtp.depth if model.mtp else 0))
     return products, kernels
 
 

@@ -29,7 +29,7 @@ class Collective:
 
     Attributes:
       kind: one of `KINDS`.
-      axes: the mesh axes along which the devices that it joins lie; None where they are no such group.
+      axes: the mesh axes along which the devices that it joins lie, all of them or some of one axis; None elsewhere.
       dtype: of the operand that is largest.
       operand: bytes of all its operands on a device.
       sent: bytes that a device sends in one run.
@@ -56,7 +56,7 @@ class Collective:
 def collectives(text: str | Program, mesh: Mapping[str, int], trips: int | None = None) -> list[Collective]:
     """All collectives of a compiled program, in the order of its text but for those taken along in several steps.
 
-    Of the branches of a conditional the one that sends least is counted.
+    Of the branches of a conditional the `ordinary` one is counted.
 
     Args:
       mesh: sizes of the axes, in their order (`Mesh.shape`); devices are numbered along it, the last axis fastest.
@@ -66,17 +66,22 @@ def collectives(text: str | Program, mesh: Mapping[str, int], trips: int | None 
       ValueError: as of `hlo.walk`.
     """
     program, sizes = parse(text) if isinstance(text, str) else text, {n: size for n, size in mesh.items() if size > 1}
-    found = _travelling(walk(program, lambda within: least_sent(within, program, math.prod(sizes.values())), trips))
+    found = _travelling(walk(program, lambda within: ordinary(within, program, math.prod(sizes.values())), trips))
     return [_collective(run, program, sizes) for run in found]
 
 
-def least_sent(within: list[list[Run]], program: Program, devices: int) -> list[Run]:
-    """The branch, among the runs of all, whose collectives send least on that many devices."""
+def ordinary(within: list[list[Run]], program: Program, devices: int) -> list[Run]:
+    """The branch, among the runs of all, that a program takes when nothing is out of the ordinary.
 
-    def total(runs: list[Run]) -> float:
-        return sum(run.times * _sizes(run, program, devices)[1] for run in _travelling(runs))
+    It is one that has a ragged exchange, of whose buffer the others are the way out when it would overflow
+    (`ops.experts.exchange`); else that whose collectives send least on that many devices.
+    """
 
-    return min(within, key=total)
+    def order(runs: list[Run]) -> tuple[bool, float]:
+        ragged = any(run.instruction.opcode.startswith("ragged-all-to-all") for run in runs)
+        return not ragged, sum(run.times * _sizes(run, program, devices)[1] for run in _travelling(runs))
+
+    return min(within, key=order)
 
 
 def sent(kind: str, operand: float, group: int) -> float:
@@ -156,7 +161,9 @@ def _axes(attributes: str, mesh: Mapping[str, int]) -> tuple[str, ...] | None:
         for axes in itertools.combinations(mesh, count):
             if {frozenset(g) for g in groups} == {frozenset(g) for g in _along(mesh, axes)}:
                 return axes
-    return None
+    # Part of an axis, as where a sum over it goes by stages.
+    differ = {frozenset(_differ(_places(group, mesh))) for group in groups}
+    return tuple(*differ) if len(differ) == 1 and len(*differ) == 1 else None
 
 
 def _along(mesh: Mapping[str, int], axes: Sequence[str]) -> list[list[int]]:
@@ -164,6 +171,11 @@ def _along(mesh: Mapping[str, int], axes: Sequence[str]) -> list[list[int]]:
     inside = [list(mesh).index(axis) for axis in axes]
     devices = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
     return np.moveaxis(devices, inside, range(-len(axes), 0)).reshape(-1, math.prod(mesh[a] for a in axes)).tolist()
+
+
+def _differ(places: list[dict[str, int]]) -> set[str]:
+    """The mesh axes on which not all have the same place."""
+    return {axis for axis in places[0] if len({place[axis] for place in places}) > 1}
 
 
 def _places(ids: list[int], mesh: Mapping[str, int]) -> list[dict[str, int]]:

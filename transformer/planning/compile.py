@@ -12,7 +12,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ class Compiled:
       temporary: of all that it allocates besides.
       peak: of what it holds at once. `temporary` is more than what is held beside the arguments: a step for v5e whose
         arguments and temporary were 18.2 GiB, and whose peak was 14.8, was compiled for the 15.75 that there are.
+      busiest: of the buffers that are alive at once, when there are most, as the compiler counts them.
       host: of the host's memory that it uses for a device.
       cpu: seconds of processor time.
       program: FLOPs of the traced program's matrix products, on all devices (`matmuls`); None where that isn't known.
@@ -51,6 +52,7 @@ class Compiled:
     arguments: int
     temporary: int
     peak: int
+    busiest: int
     host: int
     program: int | None
     seconds: float
@@ -101,13 +103,20 @@ def find_libtpu() -> str:
     return importlib.metadata.version("libtpu") if own else path
 
 
-def compile_program(make: Callable[[], Any], args: tuple, mesh: Mesh, trips: int | None = None) -> Compiled:
+def compile_program(
+    make: Callable[[], Any],
+    args: tuple,
+    mesh: Mesh,
+    trips: int | None = None,
+    options: Mapping[str, str] | None = None,
+) -> Compiled:
     """Compiles for the devices of a mesh.
 
     Args:
       make: gives a jitted function; called inside `jax.set_mesh`, where nothing can be computed.
       args: abstract, placed on the mesh.
       trips: as of `matmuls.matmul_flops`.
+      options: further ones of the compiler.
 
     Raises:
       OutOfMemory: it doesn't fit.
@@ -118,7 +127,7 @@ def compile_program(make: Callable[[], Any], args: tuple, mesh: Mesh, trips: int
         traced = make().trace(*args)
         lowered = traced.lower()
         try:
-            compiled = lowered.compile()
+            compiled = lowered.compile(dict(options) if options else None)
         except jax.errors.JaxRuntimeError as error:
             if not any(words in str(error) for words in _TOO_MUCH):
                 raise
@@ -130,6 +139,7 @@ def compile_program(make: Callable[[], Any], args: tuple, mesh: Mesh, trips: int
         arguments=memory.argument_size_in_bytes,
         temporary=memory.temp_size_in_bytes,
         peak=max(memory.peak_memory_in_bytes, held),
+        busiest=memory.peak_memory_in_bytes,
         host=memory.host_argument_size_in_bytes + memory.host_temp_size_in_bytes,
         program=_program(traced, trips),
         seconds=seconds,

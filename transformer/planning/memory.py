@@ -209,12 +209,10 @@ def _head_gradient(step: _Step) -> float:
 
 
 def _loss(step: _Step) -> float:
-    """The table in the dtype of the products, a chunk of logits, that of the table in three forms, and the stream."""
+    """A chunk of logits and their gradients, the table and its gradient, which is summed in float32, and the stream."""
     share, compute = step.share, step.settings.compute
     if step.model.head is None:
         return 3 * share.stream
     part = -(-step.model.vocab_size // share.tensor)
-    pieces = -(-part * share.tensor // compute.loss_chunk)
-    columns = -(-part // pieces)
-    chunk = (share.tokens * FLOAT32 + share.width * (2 * step.item + FLOAT32)) * columns
-    return _table(step) * step.item + chunk + 3 * share.stream
+    numbers = min(share.tokens, compute.loss_chunk) + share.width
+    return part * numbers * (FLOAT32 + step.item) + 3 * share.stream

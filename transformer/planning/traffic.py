@@ -30,16 +30,14 @@ class Compiler:
     """What a compiler makes of sums over devices.
 
     Attributes:
-      scatters: a sum of which a device needs a part is a reduce-scatter; else an all-reduce, which sends twice as much.
       merges: the sum of sums over devices is one; else the products that share an input each have their own.
     """
 
-    scatters: bool
     merges: bool
 
 
-TPU = Compiler(scatters=True, merges=True)
-CPU = Compiler(scatters=False, merges=False)
+TPU = Compiler(merges=True)
+CPU = Compiler(merges=False)
 
 
 def measured(found: Iterable[Collective], rules: str = "default") -> dict[str, float]:
@@ -136,8 +134,8 @@ def _of_parameter(
 ) -> Iterator[Exchange]:
     """Of one parameter: what its gathering sends and what summing its gradient does.
 
-    Layers multiply, and sum, in the dtype of the activations; the table that is looked up isn't gathered at all, and
-    what comes out of the loss is float32.
+    Layers and the loss multiply in the dtype of the activations, and sum in `compute.reduce_dtype`; for being looked
+    up, a table isn't gathered at all.
     """
     rules, item, part = model.compute.rules, BYTES[model.compute.dtype], leaf.path[0]
     splits = [axis for name in leaf.names for axis in sharding.RULES[rules][name] if size[axis] > 1]
@@ -152,23 +150,17 @@ def _of_parameter(
         return
     if part == "embedding":
         yield from _summed(summed, here * BYTES["float32"])
-        return
+        if not (model.spec.head and model.spec.head.tied and ax.VOCAB in leaf.names):
+            return
+        part = "head"
     in_stack = part not in ("head", "pooler")
     # Around experts it is the code itself that gathers, and keeps what it gathered unless it is told not to.
     twice = in_stack and (not stays or model.compute.remat != "none")
-    times = 2 if twice else 1
-    if part == "head":
-        # In chunks it is gathered for each pass over them; once for each depth of multi-token prediction, too.
-        chunks = 2 if model.compute.loss_chunk < model.spec.vocab_size else 1
-        times = chunks * (1 + (model.spec.mtp.depth if model.spec.mtp else 0))
-    yield _exchange("all-gather", gathered, "parameters", here * item, times, layers)
-    grad = here * (item if in_stack else BYTES["float32"])
-    # Around experts the code itself scatters.
-    if compiler.scatters or stays:
-        yield _exchange("reduce-scatter", gathered, "gradients", grad * together, 1, layers)
-        yield from _summed(summed, grad, layers)
-    else:
-        yield from _summed([*gathered, *summed], grad * together, layers)
+    depth = model.spec.mtp.depth if model.spec.mtp and part == "head" else 0
+    yield _exchange("all-gather", gathered, "parameters", here * item, (1 + twice) * (1 + depth), layers)
+    grad = here * BYTES[model.compute.reduce_dtype or model.compute.dtype]
+    yield _exchange("reduce-scatter", gathered, "gradients", grad * together * (1 + depth), 1, layers)
+    yield from _summed(summed, grad * (1 + depth), layers)
 
 
 def _summed(axes: Iterable[str], operand: float, layers: int = 1) -> Iterator[Exchange]:
@@ -192,11 +184,13 @@ def _of_layers(
     blocks = [*model.spec.layers, *further]
     sums = sum(_sums(block, compiler) if training else 2 + bool(block.cross) for block in blocks)
     yield _exchange("all-reduce", ["tensor"], "activations", numbers * item, sums)
-    yield _exchange("all-reduce", ["tensor"], "activations", numbers * BYTES["float32"], 1 + training)
+    yield _exchange("all-reduce", ["tensor"], "activations", numbers * (BYTES["float32"] + training * item))
     # The embedding's features, there and back, between those that share a table; and before it the ids.
     of_batch = _of_batch(compute.rules)
     sharers = [a for a in sharding.RULES[compute.rules][ax.EMBED] if a in of_batch and size[a] > 1]
-    yield _exchange("all-to-all", sharers, "tokens", numbers * item, 1 + training)
+    along = [a for a in sharers if a in sharding.RULES[compute.rules][ax.LENGTH]]
+    for axes in (along, [a for a in sharers if a not in along]):  # one dimension after the other
+        yield _exchange("all-to-all", axes, "tokens", numbers * item, 1 + training)
     yield _exchange("all-gather", sharers, "tokens", tokens * BYTES["float32"])
     for block in blocks:
         if isinstance(block.ffn, spec.MoE):

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from transformer.planning.collectives import least_sent
+from transformer.planning.collectives import ordinary
 from transformer.planning.hlo import FREE, KERNEL, Array, Instruction, Program, Run, walk
 
 # The compiler writes about as much where it knows nothing.
@@ -57,7 +57,7 @@ def work(program: Program, devices: int, trips: int | None = None) -> Work:
     `trips` and errors are those of `hlo.walk`.
     """
     flops, size, cycles, kernels = 0.0, 0.0, Counter(), {}
-    for run in walk(program, lambda within: least_sent(within, program, devices), trips):
+    for run in walk(program, lambda within: ordinary(within, program, devices), trips):
         i = run.instruction
         if i.opcode in ("convolution", "dot"):
             flops += run.times * product_flops(i, program.table(run.computation))
