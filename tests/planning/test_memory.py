@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -85,7 +86,7 @@ def test_remat_that_keeps_more_needs_more(family):
     for remat, names in (("full", ()), ("names", ("attended",)), ("dots", ()), ("none", ())):
         built, run = big(family, remat=remat, remat_names=names)
         needs.append(memory.train(built, run, ONE | {"fsdp": 8}, 64, 512).total)
-    assert needs == sorted(needs)
+    assert all(less < more for less, more in itertools.pairwise(needs))
 
 
 def test_what_settings_move_out_of_memory_is_gone():

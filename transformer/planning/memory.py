@@ -19,6 +19,8 @@ from transformer.settings import HOST_MEMORY, Settings
 FLOAT32 = BYTES["float32"]
 # A row of a batch: tokens, targets, the bytes they stand for, segments, positions, weights; and of a source: three.
 BATCH, SOURCE = 6 * 4, 3 * 4
+# Counts of steps (of the state, the moments and the schedule), and what is watched for steps to be skipped.
+SCALARS = 8
 
 
 def arguments(
@@ -29,7 +31,7 @@ def arguments(
     Arguments as of `train`.
     """
     rules, o = settings.compute.rules, settings.optimizer
-    total = 3 * padded(())  # of the steps that were made: the state's own, the optimizer's, its schedule's
+    total = SCALARS * padded(())
     for leaf in leaves(model):
         shape = leaf.local(mesh, rules)
         moments = 0 if o.moments_memory == HOST_MEMORY else 2 * padded(shape, BYTES[o.moments_dtype])

@@ -92,11 +92,8 @@ def exchanges(
     tokens = rows * length / accumulate / math.prod(size[axis] for axis in of_rows)
     found = []
     for leaf in leaves(model.spec):
-        found += _of_parameter(leaf, size, of_rows, model, compiler)
+        found += _of_parameter(leaf, size, of_rows, model, compiler, training)
     found += _of_layers(model, tokens, size, compiler, device_kind, training)
-    if not training:
-        forwards = [e for e in found if e.purpose != "gradients"]
-        found = [replace(e, times=1, operand=e.operand / e.times) if e.purpose == "parameters" else e for e in forwards]
     return _merged([replace(e, times=e.times * accumulate, operand=e.operand * accumulate) for e in found], size)
 
 
@@ -112,11 +109,14 @@ def _merged(found: Iterable[Exchange], size: Mapping[str, int]) -> tuple[Exchang
     return tuple(totals.values())
 
 
-def _exchange(kind: str, axes: Iterable[str], purpose: str, operand: float, times: int = 1) -> Exchange:
-    """`operand` bytes, `times` times; what is sent is filled in by `_merged`."""
+def _exchange(
+    kind: str, axes: Iterable[str], purpose: str, operand: float, times: int = 1, pieces: int = 1
+) -> Exchange:
+    """`operand` bytes, `times` times, each in so many pieces; what is sent is filled in by `_merged`."""
     return Exchange(
-        kind=kind, axes=tuple(axes), purpose=purpose, overlapped=False, times=times, operand=operand * times, sent=0.0
-    )
+        kind=kind, axes=tuple(axes), purpose=purpose, overlapped=False, times=times * pieces, operand=operand * times,
+        sent=0.0,
+    )  # fmt: skip
 
 
 def _of_batch(rules: str) -> tuple[str, ...]:
@@ -125,7 +125,12 @@ def _of_batch(rules: str) -> tuple[str, ...]:
 
 
 def _of_parameter(
-    leaf: Leaf, size: Mapping[str, int], of_rows: list[str], model: Transformer, compiler: Compiler
+    leaf: Leaf,
+    size: Mapping[str, int],
+    of_rows: list[str],
+    model: Transformer,
+    compiler: Compiler,
+    training: bool,
 ) -> Iterator[Exchange]:
     """Of one parameter: what its gathering sends and what summing its gradient does.
 
@@ -138,7 +143,11 @@ def _of_parameter(
     gathered = [axis for axis in splits if axis in of_rows and axis not in stays]
     summed = [axis for axis in of_rows if axis not in splits]
     here = math.prod(leaf.shape) / math.prod(size[axis] for axis in splits)
-    together = math.prod(size[a] for a in gathered)
+    together, layers = math.prod(size[a] for a in gathered), leaf.shape[0] if ax.LAYERS in leaf.names else 1
+    if not training:
+        used = part not in ("embedding", "encoder", "mtp")
+        yield _exchange("all-gather", gathered, "parameters", here * item * used, 1, layers)
+        return
     if part == "embedding":
         yield from _summed(summed, here * BYTES["float32"])
         if not (model.spec.head and model.spec.head.tied and ax.VOCAB in leaf.names):
@@ -148,17 +157,16 @@ def _of_parameter(
     # Around experts it is the code itself that gathers, and keeps what it gathered unless it is told not to.
     twice = in_stack and (not stays or model.compute.remat != "none")
     depth = model.spec.mtp.depth if model.spec.mtp and part == "head" else 0
-    yield _exchange("all-gather", gathered, "parameters", here * item, (1 + twice) * (1 + depth))
+    yield _exchange("all-gather", gathered, "parameters", here * item, (1 + twice) * (1 + depth), layers)
     grad = here * BYTES[model.compute.reduce_dtype or model.compute.dtype]
-    yield _exchange("reduce-scatter", gathered, "gradients", grad * together * (1 + depth))
-    yield from _summed(summed, grad * (1 + depth))
+    yield _exchange("reduce-scatter", gathered, "gradients", grad * together * (1 + depth), 1, layers)
+    yield from _summed(summed, grad * (1 + depth), layers)
 
 
-def _summed(axes: Iterable[str], operand: float) -> Iterator[Exchange]:
+def _summed(axes: Iterable[str], operand: float, layers: int = 1) -> Iterator[Exchange]:
     """A sum that all devices of the axes get; within slices first, then between them."""
-    within = [axis for axis in axes if axis != "slice"]
-    yield _exchange("all-reduce", within, "gradients", operand)
-    yield _exchange("all-reduce", [axis for axis in axes if axis == "slice"], "gradients", operand)
+    for part in ([a for a in axes if a != "slice"], [a for a in axes if a == "slice"]):
+        yield _exchange("all-reduce", part, "gradients", operand, 1, layers)
 
 
 def _of_layers(
