@@ -92,7 +92,7 @@ def tiny_run(family: str, devices: int, sizes: Sizes, accumulate: int = 1) -> co
     """
     page = config.load_config(f"{family}:tiny")
     page.data.update(dict(seq_len=LENGTH, batch_size=devices * accumulate))
-    page.optimizer.update(dict(b1=0.0, clip_norm=math.inf, warmup_steps=0))
+    page.optimizer.update(dict(b1=0.0, clip_norm=math.inf, warmup_steps=0, schedule="constant"))
     page.train.update(dict(steps=10, accumulate=accumulate))
     page.mesh.update(dict.fromkeys(sharding.MESH_AXES, 1) | sizes)
     mixtures = _mixtures(families.build_spec(page.model.to_dict()))
