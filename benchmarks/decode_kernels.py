@@ -145,7 +145,7 @@ def moved_bytes(text: str, kernel: int, cache: int) -> int:
     Scatters are in place: what they move is too little to count; gathers read what they give.
 
     Args:
-      kernel: bytes that the decode kernel reads of the cache, whose arrays have `cache` bytes or more.
+      kernel: bytes of keys and values that the decode kernel reads; what else it reads is smaller than `cache` bytes.
     """
     here, early, total = {}, set(), 0
     line = re.compile(r"^\s*(?:ROOT )?%(\S+) = (.*?) ([\w\-]+)\((.*)$", re.MULTILINE)
@@ -158,7 +158,7 @@ def moved_bytes(text: str, kernel: int, cache: int) -> int:
             early |= {name} if "cross_program_prefetch" in rest else set()
         elif operation.endswith("-done"):
             total += here[name] + (0 if operands[0] in early else _bytes(kind, everywhere=True))
-        elif name.startswith("decode_attention"):  # and its queries and output, where they are in HBM
+        elif name.startswith("decode_attention"):  # and queries, positions and output, those in HBM
             total += kernel + sum(size for size in sizes if size < cache) + here[name]
         elif name.startswith("gather"):
             total += 2 * here[name]
@@ -218,16 +218,18 @@ def measure_latent_step(chip: str, batch: int, slots: int) -> dict:
         return nn.meta.unbox(net.init(jax.random.key(0), x, make_context((spec.rope,), positions), None)["params"])
 
     params = jax.tree.map(lambda p: abstract(mesh, p.shape, jnp.bfloat16), jax.eval_shape(init))
-    x, positions = abstract(mesh, (batch, 1, model.d_model), jnp.bfloat16), abstract(mesh, (batch, 1), jnp.int32)
+    x, at = abstract(mesh, (batch, 1, model.d_model), jnp.bfloat16), abstract(mesh, (batch, 1), jnp.int32)
     dims = spec.cache_dims
     cache = abstract_cache(mesh, batch, 1, slots, (dims.key, dims.value), "bfloat16")
     places = dataclasses.replace(jax.tree.map(lambda a: a.format if a.size else a.sharding, cache), layer=None)
     with jax.set_mesh(mesh):
         step = jax.jit(apply, donate_argnums=3, out_shardings=(None, places))
-        compiled = step.lower(params, x, positions, cache).compile()
+        compiled = step.lower(params, x, at, cache).compile()
     weights = sum(p.size * 2 for p in jax.tree.leaves(params))
-    held = padded = batch * slots * (dims.key * 2 + 4)
-    moved = moved_bytes(compiled.as_text(), kernel=padded, cache=LAYERS * batch * slots * dims.key)
+    held, positions = batch * slots * (dims.key * 2 + 4), batch * slots * 4
+    rows, lanes = cache.keys.shape[-2:]
+    padded = batch * rows * -(-lanes // cache_rows.LANES) * cache_rows.LANES * 2 + positions
+    moved = moved_bytes(compiled.as_text(), kernel=padded - positions, cache=LAYERS * batch * slots * dims.key)
     return dict(
         step=f"DeepSeek-V3 attention layer, {batch} x {slots}",
         chip=chip,

@@ -28,7 +28,7 @@ from transformer.sharding import ShardingError
 NAME = "benchmarks/plans.py"
 HEAD = [
     "model", "parameters", "slice", "mesh", "rows x length", "GiB, compiled", "GiB, by analysis", "of", "GB sent",
-    "step, estimated", "MFU, estimated", "compile s, GiB",
+    "step, estimated", "MFU, estimated", "compile CPU s, GiB",
 ]  # fmt: skip
 FREE = 0.9  # of a device's memory, at most
 MOST = 2048  # chips
@@ -97,7 +97,7 @@ def row(asked: Asked, report: Report | None) -> list[str]:
     by_analysis, request = assemble.analysed(asked), asked.request
     one = report or by_analysis
     sent = sum(e.sent for e in one.exchanges)
-    made = f"{report.compile.seconds:.0f}, {report.compile.max_rss / 2**30:.1f}" if report else PENDING
+    made = f"{report.compile.cpu:.0f}, {report.compile.max_rss / 2**30:.1f}" if report else PENDING
     return [
         request.config,
         si(accounting.parameters(asked.run.spec).total).strip(),

@@ -82,7 +82,9 @@ def test_roles_are_those_of_the_files(llama, t5, tmp_path):
     pieces = [marked._pieces.id_to_piece(i) for i in (*marked.sentinel_ids, marked.mask_id, marked.cls_id)]
     assert pieces == ["<extra_id_0>", "<extra_id_1>", "[MASK]", "[CLS]"] and marked.sep_id is None
     assert not {*marked.sentinel_ids, marked.mask_id, 0, 1, 2} & set(marked.text_ids.tolist())
-    assert marked.bos_id == 1 and load_tokenizer(tmp_path / "m.model", published=True).bos_id is None
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
+    published = load_tokenizer(tmp_path / "m.model", published=True)
+    assert (marked.bos_id, marked.end_ids) == (1, (2,)) and (published.bos_id, published.end_ids) == (None, (2, 7))
 
 
 def test_a_directory_and_another_process_give_the_same(llama, tmp_path):

@@ -163,7 +163,7 @@ def look(args: argparse.Namespace) -> tuple[search.Found, Report]:
         how = dict(slices=choice.topology, mesh=choice.mesh, rows=choice.rows, length=length)
         return run(args, **how, overrides=settings | (remat if args.kind == "train" else {}))
 
-    how = dict(rows=args.batch, kind=args.kind, compile=None if args.no_compile else report)
+    how = dict(rows=args.batch, kind=args.kind, verify=None if args.no_compile else report)
     if ":" in where:
         found = search.search(base, topology.parse(where), length, **how).check()
     else:

@@ -6,7 +6,6 @@ Kudo and Richardson 2018 (arXiv:1808.06226); the file is the `sentencepiece` pac
 import functools
 import hashlib
 import importlib
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from transformer.settings import SettingsError
+from transformer.tokenizer import json_beside, published_ends
 
 _MARKED = {"cls": ("[CLS]", "<cls>"), "sep": ("[SEP]", "<sep>"), "mask": ("[MASK]", "<mask>")}
 _SENTINEL = "<extra_id_{}>"
@@ -26,7 +26,7 @@ class SentencePieceTokenizer:
 
     Args:
       published: it belongs to a published checkpoint: a text begins with BOS unless the tokenizer_config.json beside it
-        says `"add_bos_token": false`.
+        says `"add_bos_token": false`, and ends at every `eos_token_id` of the generation_config.json beside it.
 
     Raises:
       SettingsError: the file is missing or no SentencePiece model, or the package `sentencepiece` is.
@@ -60,7 +60,8 @@ class SentencePieceTokenizer:
         self.bos_id, self.eos_id, self.pad_id = ids["bos"], ids["eos"], ids["pad"]
         if published and not config.get("add_bos_token", True):
             self.bos_id = None
-        self.end_ids = () if self.eos_id is None else (self.eos_id,)
+        ends = () if self.eos_id is None else (self.eos_id,)
+        self.end_ids = (published_ends(Path(path)) or ends) if published else ends
         marked = {role: next(filter(self._has, names), None) for role, names in _MARKED.items()}
         ids = {role: None if piece is None else self._pieces.piece_to_id(piece) for role, piece in marked.items()}
         self.cls_id, self.sep_id, self.mask_id = ids["cls"], ids["sep"], ids["mask"]
@@ -114,14 +115,11 @@ class SentencePieceTokenizer:
 
 def _config_beside(path: Path, name: str) -> dict[str, Any]:
     """The fields of the tokenizer_config.json in the same directory that are read, each of its type."""
-    file = path.with_name("tokenizer_config.json")
-    try:
-        values = json.loads(file.read_bytes()) if file.exists() else {}
-    except ValueError as error:
-        raise SettingsError(f"{name}: {file} is not JSON ({error}); mend or remove it") from error
+    values = json_beside(path, "tokenizer_config.json")
     kinds = {"extra_ids": int, "add_bos_token": bool}
-    found = {key: values[key] for key in kinds if isinstance(values, dict) and key in values}
+    found = {key: values[key] for key in kinds if key in values}
     for key, value in found.items():
         if type(value) is not kinds[key]:
-            raise SettingsError(f"{name}: {file}: {key}={value!r}: expected {kinds[key].__name__}; mend it")
+            expected = f"tokenizer_config.json: {key}={value!r}: expected {kinds[key].__name__}; mend it"
+            raise SettingsError(f"{name}: {expected}")
     return found

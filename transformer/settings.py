@@ -111,6 +111,7 @@ class Train:
     accumulate: int = 1  # microbatches per optimiser step; must divide data.batch_size
     accumulate_dtype: DType = "float32"  # of the sum of the microbatches' gradients
     mtp_weight: float = 0.0  # of multi-token prediction in the loss; positive in models that have it, else 0
+    z_loss: float = 0.0  # times the mean of log²Z of the head's logits is added to the loss (1e-4 in PaLM)
     label_smoothing: float = 0.0  # share of the target that the loss spreads evenly over the vocabulary
     log_every: int = 10
     eval_every: int = 100
@@ -151,6 +152,7 @@ class Train:
         )
         weight = self.mtp_weight
         check(0 <= weight < math.inf, "train.mtp_weight", weight, "use 0 or more (0.3, then 0.1, in DeepSeek-V3)")
+        check(0 <= self.z_loss < math.inf, "train.z_loss", self.z_loss, "use 0 (off) or a small factor, such as 1e-4")
         smoothing = self.label_smoothing
         check(0 <= smoothing < 1, "train.label_smoothing", smoothing, "use 0 (off) or a small fraction, such as 0.1")
         remedy = "use 0: train.mtp_weight > 0 trains on the plain loss"

@@ -137,7 +137,7 @@ class HFTokenizer:
         sentinels = (self._tokenizer.token_to_id(_SENTINEL.format(n)) for n in itertools.count())
         self.sentinel_ids = tuple(itertools.takewhile(lambda i: i is not None, sentinels))
         ends = () if self.eos_id is None else (self.eos_id,)
-        self.end_ids = (_published_ends(path) or ends) if published else ends
+        self.end_ids = (published_ends(path) or ends) if published else ends
         if published and self._tokenizer.encode("a").ids[:1] != [self.bos_id]:
             self.bos_id = None
         self._sha256 = hashlib.sha256(content).hexdigest()
@@ -227,8 +227,7 @@ def load_tokenizer(name_or_path: str | Path, published: bool = False) -> Tokeniz
         return ByteTokenizer()
     path = Path(name_or_path)
     if path.is_dir():
-        found = [path / name for name in ("tokenizer.json", *_MODELS) if (path / name).is_file()]
-        path = found[0] if found else path / "tokenizer.json"
+        path = tokenizer_file(path)
     if path.suffix == ".model":
         from transformer.sentence_pieces import SentencePieceTokenizer  # of those who have such a file
 
@@ -236,10 +235,16 @@ def load_tokenizer(name_or_path: str | Path, published: bool = False) -> Tokeniz
     return HFTokenizer(path, published)
 
 
+def tokenizer_file(directory: Path) -> Path:
+    """The file in a directory that a tokenizer is made of; its tokenizer.json where there is none."""
+    names = ("tokenizer.json", *_MODELS)
+    return next((directory / name for name in names if (directory / name).is_file()), directory / names[0])
+
+
 def _special_ids(tokenizer: tokenizers.Tokenizer, path: Path) -> dict[str, int | None]:
     """An id a role: of what tokenizer_config.json says, else of the first common name among the added tokens."""
     config_path = path.with_name("tokenizer_config.json")
-    config = _json_beside(path, config_path.name)
+    config = json_beside(path, config_path.name)
     added = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
     ids: dict[str, int | None] = {}
     for role, names in _COMMON_SPECIALS.items():
@@ -257,10 +262,10 @@ def _special_ids(tokenizer: tokenizers.Tokenizer, path: Path) -> dict[str, int |
     return ids
 
 
-def _published_ends(path: Path) -> tuple[int, ...]:
+def published_ends(path: Path) -> tuple[int, ...]:
     """The `eos_token_id`, one or several, of the generation_config.json beside the file, else of its config.json."""
     for name in ("generation_config.json", "config.json"):
-        found = _json_beside(path, name).get("eos_token_id")
+        found = json_beside(path, name).get("eos_token_id")
         if found is not None:
             ids = found if isinstance(found, list) else [found]
             if not ids or not all(type(i) is int for i in ids):
@@ -269,7 +274,7 @@ def _published_ends(path: Path) -> tuple[int, ...]:
     return ()
 
 
-def _json_beside(path: Path, name: str) -> dict[str, Any]:
+def json_beside(path: Path, name: str) -> dict[str, Any]:
     """The JSON object of a file in the same directory; empty where there is none."""
     file = path.with_name(name)
     if not file.exists():

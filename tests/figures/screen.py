@@ -107,7 +107,8 @@ def _family_table(_):
 
 def _attention_steps(row, causal=True):
     found = toy(causal)
-    return [f"{w:.2f}" for w in found.weights[row]] + [f"{abs(x):.3g}" for x in found.output[row].round(3)]
+    who = LOOK("weights of", token=LOOK.token(attention.TOY_TOKENS[row]))
+    return [who] + [f"{w:.2f}" for w in found.weights[row]] + [f"{abs(x):.3g}" for x in found.output[row].round(3)]
 
 
 def _decoding_work(step):
@@ -122,7 +123,7 @@ def _decoding_flops(_):
 
 def _decoding_limits(step):
     found = decoding.limits("llama3:8b", LENGTHS[step])
-    return [f"{s * 1e3:.3g} ms" for s in found.memory + found.compute] + [binary(found.weights)]
+    return [f"{s * 1e3:.3g}" for s in found.memory + found.compute] + [binary(found.weights[0])]
 
 
 def _cache_sizes(step, preset, **shape):
@@ -223,6 +224,6 @@ def _mesh_traffic(_, reference):
 
 
 def _hbm_plan(_, reference):
-    held = [plan.training(reference, **mesh) for mesh in MESHES]
-    held += [plan.decoding(reference, 64, 8192, **mesh) for mesh in MESHES]
+    held = [plan.training(reference, 64, 4096, **mesh) for mesh in MESHES]
+    held += [plan.decoding(reference, 64, 4096, **mesh) for mesh in MESHES]
     return [binary(sum(one.values())) for one in held]

@@ -5,61 +5,51 @@ import math
 import jax
 import pytest
 
-from transformer import config, settings, sharding
+from transformer import config, sharding
 from transformer.figures.data import plan
 from transformer.nn.model import Transformer
-from transformer.ops import cache as caches
 from transformer.planning.collectives import KINDS
-from transformer.sharding import ShardingError
 from transformer.training.state import abstract_state
 
-MESHES = [dict(data=8), dict(data=2, fsdp=2, tensor=2), dict(fsdp=2, context=2, tensor=2)]
+MESHES = [dict(data=8), dict(data=2, fsdp=2, tensor=2)]
 
 
 def held(tree) -> int:
     """Bytes of the shards that a device has of a tree of shapes with shardings."""
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree) if x.shape)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_a_device_holds_its_shards_of_the_state(mesh, dtype):
-    told = plan.training("llama3:tiny", dtype, **mesh)
+def test_a_device_holds_at_least_its_shards_of_the_state(mesh):
+    told = plan.training("llama3:tiny", 16, 64, **mesh)
+    assert tuple(told) == plan.PARTS and told["cache"] == 0
     values = config.load_config("llama3:tiny").to_dict()
     values["mesh"] |= {"data": 1, **mesh}
-    values["optimizer"] |= dict(moments_dtype=dtype)
     run = config.resolve(values)
-    model, there = Transformer(run.spec, run.settings.compute), sharding.make_mesh(run.settings.mesh)
-    state = abstract_state(model, run.settings, there)
-    counters = sum(x.dtype.itemsize for x in jax.tree.leaves(state.opt_state) if not x.shape)
-    assert told["parameters"] == told["gradients"] == held(state.params)
-    assert told["first moment"] + told["second moment"] == held(state.opt_state) - counters
+    state = abstract_state(
+        Transformer(run.spec, run.settings.compute), run.settings, sharding.make_mesh(run.settings.mesh)
+    )
+    # TPUs pad the last two axes to tiles, which of tiny arrays is much.
+    assert held(state.params) <= told["parameters"] < 8 * held(state.params)
+    assert told["optimizer"] == 2 * told["parameters"]
 
 
-@pytest.mark.parametrize("reference", ["llama3:tiny", "gemma3:tiny", "deepseek_v3:tiny"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_decoding_holds_whole_caches_and_weights_on_one_device(reference, dtype):
-    model = config.resolve(config.load_config(reference)).spec
-    made = jax.eval_shape(lambda: caches.init(model.decoder, 3, 40, dtype))
-    rows = jax.tree.leaves(made.map(lambda layer: layer.positions))
-    whole = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(made)) - sum(x.size * 4 for x in rows)
-    told = plan.decoding(reference, 3, 40, cache_dtype=dtype)
-    assert told["cache"] == whole
-    numbers = sum(x.size for x in jax.tree.leaves(abstract_state(*_alone(model)).params))
-    assert told["weights"] == 2 * numbers
-
-
-def _alone(model):
-    one = sharding.make_mesh(settings.Mesh(), jax.devices()[:1])
-    return Transformer(model, settings.Compute()), settings.Settings(), one
+def test_a_split_model_is_a_part_of_it():
+    whole, split = plan.training("llama3:8b", 64, 4096, data=8), plan.training("llama3:8b", 64, 4096, fsdp=8)
+    assert whole["parameters"] == pytest.approx(4 * 8_030_261_248, rel=1e-3)
+    assert split["parameters"] == pytest.approx(whole["parameters"] / 8, rel=1e-3)
+    assert split["activations"] == pytest.approx(whole["activations"], rel=0.05), "of as many tokens"
+    without = plan.training("llama3:8b", 64, 4096, remat="none", fsdp=8)
+    assert without["activations"] > 3 * split["activations"]
 
 
 def test_decoding_splits_rows_and_heads():
-    whole = plan.decoding("llama3:tiny", 8, 64)
-    split = plan.decoding("llama3:tiny", 8, 64, data=2, fsdp=2, tensor=2)
-    assert split["cache"] == whole["cache"] / 8 and whole["weights"] / 5 < split["weights"] < whole["weights"] / 3
-    with pytest.raises(ShardingError, match="3 ways"):
-        plan.decoding("llama3:tiny", 8, 64, fsdp=3)
+    whole, split = plan.decoding("llama3:8b", 64, 4096), plan.decoding("llama3:8b", 64, 4096, data=2, fsdp=2, tensor=2)
+    positions = 64 * 32 * 4096 * 4
+    assert whole["cache"] == 2 * 32 * 8 * 128 * 4096 * 64 * 2 + positions
+    assert split["cache"] == pytest.approx(whole["cache"] / 8, rel=0.01)
+    assert whole["parameters"] == pytest.approx(2 * 8_030_261_248, rel=1e-3)
+    assert split["parameters"] == pytest.approx(whole["parameters"] / 4, rel=1e-3)
 
 
 def test_a_compiled_step_sends_what_shapes_tell():

@@ -52,18 +52,18 @@ def test_loss_is_that_of_the_full_softmax(vocab, chunk, biased, softcap):
     np.testing.assert_allclose(got, plain(x, table, bias, targets, softcap), atol=1e-5)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("smoothing", "z"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3), (0.1, 0.3)])
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize(("vocab", "chunk"), CASES)
-def test_gradients_are_those_of_the_plain_formula(vocab, chunk, softcap, smoothing):
+def test_gradients_are_those_of_the_plain_formula(vocab, chunk, softcap, smoothing, z):
     """Of the sum of weighed losses by both functions, one of which makes them in its forward pass."""
     x, table, bias, targets = inputs(vocab)
     weights = np.random.default_rng(0).random((B, T)).astype(np.float32)
-    call = Call(chunk, softcap, smoothing)
+    call = Call(chunk, softcap, smoothing, z)
 
     def by_losses(x, table, bias, weights):
         losses = cross_entropy(call, x, table, bias, targets)
-        return 3 * jnp.sum(weights * losses.smoothed), losses.nats
+        return 3 * jnp.sum(weights * losses.trained), losses.nats
 
     def by_total(x, table, bias, weights):
         total, nats = weighed_cross_entropy(call, x, table, bias, targets, weights)
@@ -74,7 +74,8 @@ def test_gradients_are_those_of_the_plain_formula(vocab, chunk, softcap, smoothi
         logits = softcap * jnp.tanh(logits / softcap) if softcap else logits
         labels = optax.smooth_labels(jax.nn.one_hot(targets, vocab), smoothing)
         nats = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
-        return 3 * jnp.sum(weights * optax.softmax_cross_entropy(logits, labels)), nats
+        trained = optax.softmax_cross_entropy(logits, labels) + z * jax.nn.logsumexp(logits, axis=-1) ** 2
+        return 3 * jnp.sum(weights * trained), nats
 
     of = [jax.jit(jax.value_and_grad(f, argnums=(0, 1, 2, 3), has_aux=True)) for f in (formula, by_losses, by_total)]
     want, *found = (f(x, table, bias, weights) for f in of)
@@ -90,7 +91,7 @@ def test_a_mesh_changes_nothing(sizes):
     weights = np.random.default_rng(0).random(targets.shape).astype(np.float32)
 
     def total(x, table, bias):
-        return weighed_cross_entropy(Call(2, 3.0, 0.1), x, table, bias, targets, weights)
+        return weighed_cross_entropy(Call(2, 3.0, 0.1, 0.2), x, table, bias, targets, weights)
 
     run = jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True)
     want = run(x, table, bias)

@@ -42,6 +42,17 @@ def test_of_a_stack_a_loop_reads_and_writes_a_layer_at_a_time():
     assert 4 * layers * size < found.bytes < 12 * layers * size
 
 
+@pytest.mark.parametrize("write", [lambda x, y: x.at[jnp.array([5])].set(y), lambda x, y: x.at[5:6].set(y)])
+def test_what_is_changed_in_place_is_not_read_whole(write):
+    def change(x, y):
+        return jax.lax.fori_loop(0, 10, lambda _, c: write(c, jnp.sin(c[:1] + y)), x)
+
+    whole, part = jax.ShapeDtypeStruct((4096, 64), jnp.float32), jax.ShapeDtypeStruct((1, 64), jnp.float32)
+    program = parse(jax.jit(change, donate_argnums=0).lower(whole, part).compile().as_text())
+    once = work(program, 1).bytes
+    assert once < 2.1 * 4096 * 64 * 4 + 200 * 64 * 4
+
+
 # As compilers for TPUs write: scheduled, with estimates, memory spaces, kernels, and collectives in steps.
 TPU = """HloModule jit_f, is_scheduled=true
 

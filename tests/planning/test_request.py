@@ -25,6 +25,11 @@ def test_settings_are_the_users():
 def test_to_decode_weights_stay_where_they_are():
     asked = ask("llama3:70b", "v5p:2x2x4", kind="decode")
     assert (asked.mesh["tensor"], asked.mesh["data"], asked.mesh["fsdp"]) == (8, 2, 1)
+    # A latent is one head, which no axis splits; its experts can be.
+    asked = ask("deepseek_v3:671b", "v5p:2x4x4", kind="decode")
+    assert (asked.mesh["tensor"], asked.mesh["expert"]) == (1, 32)
+    with pytest.raises(ShardingError, match=r"the cache's 1 heads can't be split 32 ways .* mesh that can is fsdp=32"):
+        ask("deepseek_v3:671b", "v5p:2x4x4", kind="decode", mesh=dict(tensor=32))
 
 
 @pytest.mark.parametrize(

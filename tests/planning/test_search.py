@@ -94,12 +94,12 @@ def test_the_compiler_has_the_last_word():
             raise RuntimeError("RESOURCE_EXHAUSTED: too much")
         return report_of(choice, 2048, 1.1 if len(asked) == 2 else 0.9)
 
-    found = search.search(DENSE, on, 2048, compile=compile)
+    found = search.search(DENSE, on, 2048, verify=compile)
     assert asked == list(found.ranked[:3]) and found.best == found.ranked[2]
     assert found.report.memory.peak <= found.best.offered
     (one, why), (other, size) = found.refused
     assert (one, other) == found.ranked[:2] and "RESOURCE_EXHAUSTED" in why and "needs 105.3 of 95.7 GiB" in size
-    nothing = search.search(DENSE, on, 2048, compile=lambda choice: report_of(choice, 2048, 2.0), verified=2)
+    nothing = search.search(DENSE, on, 2048, verify=lambda choice: report_of(choice, 2048, 2.0), verified=2)
     assert nothing.best is None and len(nothing.refused) == 2
     with pytest.raises(SettingsError, match="search: nothing fits; the nearest is v5p:2x2x2"):
         nothing.check()
@@ -125,3 +125,6 @@ def test_the_smallest_slice_that_fits():
 def test_decoding_is_searched_without_remat():
     found = search.search(DENSE, topology.parse("v5e:2x4"), 2048, rows=32, kind="decode")
     assert found.best.remat == "none" and found.best.mesh["tensor"] > 1
+    # One head of latents serves all.
+    latent = search.search(run_of("deepseek_v2:lite"), topology.parse("v5p:2x2x1"), 2048, rows=32, kind="decode")
+    assert latent.best.mesh["tensor"] == 1 and latent.pruned["meshes that split heads of a cache unevenly"]

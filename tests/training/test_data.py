@@ -223,7 +223,7 @@ def test_packer_restores_at_every_row(settings, tokenizer):
     documents, _ = sides(settings)
     iterator = iter(packing.pack(shuffled(documents), causal(settings, tokenizer)))
     states, rows = [], []
-    for _ in range(300):
+    for _ in range(100):
         states.append(json.dumps(iterator.get_state()))
         rows.append(next(iterator))
     other = iter(packing.pack(shuffled(documents), causal(settings, tokenizer)))

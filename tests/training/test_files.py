@@ -8,6 +8,8 @@ import pickle
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from transformer.settings import Data, SettingsError
 from transformer.training import compressed, corpus, documents, files, indexes, pairs
@@ -109,6 +111,15 @@ def test_huge_rows_are_cut_and_nothing_of_them_is_lost(tmp_path, name, monkeypat
     assert "".join(found) == "".join(texts) and found[:2] == texts[:2] and found[-1] == texts[-1]
     assert max(len(text.encode()) for text in found) <= 64
     assert "bytes cut: 1" in caplog.text
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.text(max_size=30), min_size=1, max_size=8), st.booleans())
+def test_any_text_survives_json(tmp_path_factory, texts, escaped):
+    texts = ["some text", *texts]
+    path = tmp_path_factory.mktemp("any") / "a.jsonl"
+    path.write_text("\n".join(json.dumps({"text": t}, ensure_ascii=escaped) for t in texts), "utf-8", newline="")
+    assert list(load(path)) == [text for text in dict.fromkeys(texts) if text.encode().strip()]
 
 
 def test_empty_and_repeated_documents_are_left_out_and_counted(tmp_path, caplog):

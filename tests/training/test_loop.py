@@ -236,6 +236,7 @@ def test_waiting_for_data_is_recorded(straight):
     assert len(waits) >= 6 and all(0 <= wait <= 1 for wait in waits)
 
 
+@pytest.mark.slow
 def test_data_that_end_are_saved_and_told(corpus, tmp_path, caplog):
     page = a_config(corpus, steps=1000, eval_every=0, checkpoint_every=0)
     page.data.update({"source": "mixture", "paths": (), "mixture": ({"paths": (corpus,), "weight": 1, "epochs": 1},)})

@@ -78,9 +78,9 @@ def test_accumulation_is_the_big_batch(family):
     close(whole_sums, sums)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_gradient_is_of_the_mean_over_targets(smoothing):
-    """Against smoothed targets where asked for; what is reported never is."""
+@pytest.mark.parametrize(("smoothing", "z"), [(0.0, 0.0), (0.1, 0.05)])
+def test_gradient_is_of_the_mean_over_targets(smoothing, z):
+    """Against smoothed targets and with a z-loss where asked for; what is reported never is."""
     run = a_run("gpt2")
     model, params = Transformer(run.spec, run.settings.compute), common.params("gpt2")
     batch = a_batch(run.spec.vocab_size)
@@ -88,13 +88,13 @@ def test_gradient_is_of_the_mean_over_targets(smoothing):
     def mean_loss(p):
         logits = model.apply({"params": p}, batch["tokens"], batch["positions"], batch["segment_ids"])
         labels = optax.smooth_labels(jax.nn.one_hot(batch["targets"], logits.shape[-1]), smoothing)
-        smoothed = optax.softmax_cross_entropy(logits, labels)
+        smoothed = optax.softmax_cross_entropy(logits, labels) + z * jax.nn.logsumexp(logits, axis=-1) ** 2
         nats = optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"])
         smoothed, nats = (jnp.sum(x * batch["weights"]) / jnp.sum(batch["weights"]) for x in (smoothed, nats))
         return smoothed, nats
 
     expected, loss = jax.jit(jax.grad(mean_loss, has_aux=True))(params)
-    run = jax.jit(functools.partial(steps.gradients, smoothing=smoothing), static_argnums=(0, 3))
+    run = jax.jit(functools.partial(steps.gradients, smoothing=smoothing, z=z), static_argnums=(0, 3))
     grads, sums = run(model, params, batch, 1)
     close(expected, grads)
     values = steps.means(sums)
@@ -148,7 +148,7 @@ def test_model_is_given_what_the_batch_has(further, smoothing):
     batch |= {name: np.full((ROWS, 5), i, np.int32) for i, name in enumerate(sorted(further))}
     nats = np.random.default_rng(0).random((ROWS, LENGTH)).astype(np.float32)
 
-    def apply(variables, weights, *args, method, mutable, smoothing, mtp_weight, **given):
+    def apply(variables, weights, *args, method, mutable, smoothing, z, mtp_weight, **given):
         calls.append((args, method, given))
         return Losses(jnp.sum((2 if smoothing else 1) * nats * weights), nats, [], []), {}
 

@@ -111,7 +111,7 @@ def published_caches(
         cliponaxis=False,
         hovertemplate="%{y}: %{text}<extra></extra>",
     )
-    figure.update_xaxes(title_text="GiB", range=[0, max(s.bytes for s in sizes) / 2**30 * 1.3])
+    figure.update_xaxes(title_text="GiB", range=[0, max(s.bytes for s in sizes) / 2**30 * 1.4])
     title = look("published caches", length=length, dtype=dtype)
     return dressed(figure, look, title, height=140 + 42 * len(sizes))
 

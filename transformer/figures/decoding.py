@@ -68,7 +68,7 @@ def decoding_flops(
 
 
 def decoding_limits(
-    reference: str = "llama3:8b", chip: str = "TPU v5", language: str = "en", theme: str = "light"
+    reference: str = "llama3:8b", chip: str = "v5p", language: str = "en", theme: str = "light"
 ) -> go.Figure:
     """How long a step's products and how long its bytes take, over the texts decoded together; the slider makes the
     texts longer."""
@@ -83,11 +83,12 @@ def _limits(found: data.Limits, reference: str, length: int, chip: str, look: Lo
     for told, seconds, color in (("bytes take", found.memory, "green"), ("products take", found.compute, "blue")):
         figure.add_bar(
             x=names, y=[s * 1e3 for s in seconds], name=look(told), marker_color=getattr(look.colors, color),
-            text=[f"{s * 1e3:.3g} ms" for s in seconds], textposition="outside", cliponaxis=False,
+            text=[f"{s * 1e3:.3g}" for s in seconds], textangle=0, textfont_size=11,
+            constraintext="none", textposition="outside", cliponaxis=False,
         )  # fmt: skip
     figure.update_xaxes(title_text=look("texts together"), type="category")
     figure.update_yaxes(title_text="ms", type="log", range=[-2, 3])
-    one = dict(flops=found.flops[0] / 1e9, bytes=binary(found.weights + found.cache[0]))
-    note = look("limits note", model=reference, chip=chip, weights=binary(found.weights), **one)
+    one = dict(flops=found.flops[0] / 1e9, bytes=binary(found.weights[0] + found.cache[0]))
+    note = look("limits note", model=reference, chip=chip, weights=binary(found.weights[0]), **one)
     title = f"{look('decoding limits', length=length)}<br><sup>{note}</sup>"
     return dressed(figure, look, title, height=480)

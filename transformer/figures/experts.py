@@ -79,7 +79,7 @@ def _parameters(reference: str, found: dict[int, tuple[int, int]], top: int, loo
         counts = [both[which] / 1e9 for both in found.values()]
         figure.add_bar(
             x=names, y=counts, name=look(told), marker_color=color, text=[f"{n:.1f}B" for n in counts],
-            textposition="outside", cliponaxis=False,
+            textangle=0, textfont_size=11, constraintext="none", textposition="outside", cliponaxis=False,
         )  # fmt: skip
     figure.update_xaxes(title_text=look("experts in a layer"), type="category")
     figure.update_yaxes(title_text=look("billions of parameters"), rangemode="tozero")

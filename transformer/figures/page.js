@@ -171,7 +171,7 @@ function panel(layout, key) {
   const bare = x.visible === false;
   Object.assign(x, {tickangle: 0, tickfont: {...x.tickfont, size: 10}});
   if (title) {
-    title.text = wrapped(title.text, bare ? 24 : 44);
+    title.text = wrapped(title.text, bare ? 24 : 38);
     title.font = {...title.font, size: 13};
   }
   return {x, y, wide, high, title, bare, lines: title ? title.text.split("<br>").length : 0};

@@ -11,10 +11,7 @@ from transformer.figures.sizes import binary
 
 # Eight devices three ways, and more of them.
 MESHES = (dict(data=8), dict(fsdp=8), dict(fsdp=4, tensor=2), dict(fsdp=16, tensor=2), dict(fsdp=64))
-HELD_COLORS = {
-    "parameters": "green", "gradients": "orange", "first moment": "blue", "second moment": "purple",
-    "weights": "muted", "cache": "red",
-}  # fmt: skip
+HELD_COLORS = dict(zip(data.PARTS, ("green", "blue", "orange", "red", "purple", "muted"), strict=True))
 PURPOSE_COLORS = {"parameters": "green", "gradients": "orange", "activations": "blue", "tokens": "purple"}
 
 
@@ -22,47 +19,50 @@ def hbm_plan(
     reference: str = "llama3:8b",
     meshes: Sequence[Mapping[str, int]] = MESHES,
     rows: int = 64,
-    length: int = 8192,
-    moments_dtype: str = "float32",
+    length: int = 4096,
+    remat: str = "full",
     language: str = "en",
     theme: str = "light",
 ) -> go.Figure:
     """What one device of each mesh holds, in training and in decoding, beside what chips have.
 
     Args:
-      rows, length: texts that are decoded at once, and their tokens.
-      moments_dtype: of AdamW's moments between steps.
+      rows, length: of a training step, and of the texts that are decoded at once; on all devices.
+      remat: what the backward pass computes again (`settings.Compute`).
     """
     look = Look(language, theme)
     plans = {
-        "in training": [data.training(reference, moments_dtype, **mesh) for mesh in meshes],
+        "in training": [data.training(reference, rows, length, remat, **mesh) for mesh in meshes],
         "in decoding": [data.decoding(reference, rows, length, **mesh) for mesh in meshes],
     }
-    titles = [look("in training"), look("in decoding", rows=rows, length=length)]
+    titles = [look(way) for way in plans]
     figure = make_subplots(1, 2, subplot_titles=titles, horizontal_spacing=0.1, shared_yaxes=True)
     names = [_mesh(mesh, "<br>× ") for mesh in meshes]
     for column, plan in enumerate(plans.values(), 1):
-        for part in plan[0]:
+        for part in data.PARTS:
             held = [one[part] for one in plan]
             figure.add_bar(
-                x=names, y=[n / 2**30 for n in held], name=look(f"held {part}"),
+                x=names, y=[n / 2**30 for n in held], name=look(f"held {part}"), showlegend=column == 1,
                 marker_color=getattr(look.colors, HELD_COLORS[part]), text=[binary(n) for n in held],
                 textposition="none", hovertemplate="%{text}", row=1, col=column,
             )  # fmt: skip
         totals = [sum(one.values()) for one in plan]
         figure.add_scatter(
             x=names, y=[n / 2**30 for n in totals], mode="text", text=[binary(n) for n in totals],
-            textposition="top center", showlegend=False, hoverinfo="skip", cliponaxis=False, row=1, col=column,
+            textposition="top center", textfont_size=10, showlegend=False, hoverinfo="skip", cliponaxis=False, row=1,
+            col=column,
         )  # fmt: skip
         for chip in ("v5e", "v6e", "v5p"):
             line = dict(color=look.colors.muted, dash="dot", width=1)
             figure.add_hline(
-                y=data.HBM[chip], line=line, annotation_text=f"{chip}: {data.HBM[chip]}",
+                y=data.HBM[chip], line=line, annotation_text=f"{chip}: {data.HBM[chip]:.0f}",
                 annotation_font=dict(color=look.colors.muted, size=11), annotation_position="top right", row=1,
                 col=column,
             )  # fmt: skip
     figure.update_yaxes(title_text=look("GiB of a device"), row=1, col=1)
-    title = f"{look('hbm plan', model=reference)}<br><sup>{look('hbm note', dtype=moments_dtype)}</sup>"
+    title = (
+        f"{look('hbm plan', model=reference)}<br><sup>{look('hbm note', rows=rows, length=length, remat=remat)}</sup>"
+    )
     return dressed(figure, look, title, height=520, barmode="stack")
 
 
@@ -95,7 +95,7 @@ def step_traffic(
         )  # fmt: skip
     figure.add_scatter(
         x=order, y=[totals[axes] / 1024 for axes in order], mode="text", text=[binary(totals[a]) for a in order],
-        textposition="top center", showlegend=False, hoverinfo="skip", cliponaxis=False, row=1, col=1,
+        textposition="top center", textfont_size=10, showlegend=False, hoverinfo="skip", cliponaxis=False, row=1, col=1,
     )  # fmt: skip
     purposes = [look(f"sent {purpose}").replace(" ", "<br>") for purpose in found.expected]
     for told, sent in (("by shapes", found.expected), ("as compiled", found.compiled)):
@@ -134,7 +134,7 @@ def mesh_traffic(
     totals = [sum(one.values()) for one in sent]
     figure.add_scatter(
         x=names, y=[n / 2**30 for n in totals], mode="text", text=[binary(n) for n in totals],
-        textposition="top center", showlegend=False, hoverinfo="skip", cliponaxis=False,
+        textposition="top center", textfont_size=10, showlegend=False, hoverinfo="skip", cliponaxis=False,
     )  # fmt: skip
     figure.update_yaxes(title_text="GiB")
     note = look("mesh traffic note", model=reference, devices=devices, rows=rows, length=length)

@@ -107,7 +107,7 @@ SECTIONS = (
                     Choice("query heads", HEADS),
                 ),
             ),
-            Shown("published_caches", (Choice("precision", PRECISIONS),)),
+            Shown("published_caches", (Choice("precision", PRECISIONS),), least=520),
         ),
     ),
     Section(

@@ -244,22 +244,23 @@ class Transformer(nn.Module):
         segment_ids: Int[Array, "B T"] | None = None,
         *,
         smoothing: float = 0.0,
+        z: float = 0.0,
         mtp_weight: float = 0.0,
         **options: Any,
     ) -> Losses:
         """What training minimises: the sum of weights · `token_losses`, and the losses that it is a sum of.
 
         Args:
-          smoothing: share of the targets that lies evenly on the vocabulary, in the sum alone.
+          smoothing, z: as of `ops.losses.Call`, in the sum alone.
           mtp_weight: if positive, that times the mean over the depths of multi-token prediction of the sum of their
             losses is added. options (as of `features`) must then be empty.
         """
-        order = self._order()
+        order, call = self._order(), self._loss(smoothing, z)
         if mtp_weight and positions is None:
             positions = default_positions(segment_ids, tokens.shape)
         trunk, _ = self._features(order, tokens, positions, segment_ids, **options)
         x, further, seen = trunk, [], []
-        total, nats = self._weighed(order, trunk, targets, weights, smoothing)
+        total, nats = self._weighed(order, trunk, targets, weights, call)
         for depth in range(self.spec.mtp.depth if mtp_weight else 0):
             ahead = depth + 1
             # The tails, which have no such token, are seen by nothing but later tails.
@@ -269,24 +270,24 @@ class Transformer(nn.Module):
                 same &= _shift(segment_ids, ahead, 0) == segment_ids
             seen.append(same.astype(jnp.float32))
             here = _shift(weights * seen[-1], -ahead, 0)
-            more, found = self._weighed(order, x, _shift(targets, -ahead, 0), here, smoothing)
+            more, found = self._weighed(order, x, _shift(targets, -ahead, 0), here, call)
             total = total + mtp_weight / self.spec.mtp.depth * more
             further.append(_shift(found, ahead, 0))
         return Losses(total, nats, further, seen)
 
-    def _weighed(self, order: Order, x, targets, weights, smoothing: float) -> tuple[Array, Array]:
+    def _weighed(self, order: Order, x, targets, weights, call: losses.Call) -> tuple[Array, Array]:
         """`losses.weighed_cross_entropy` of features in `order`, of the rest in the rows' own."""
         targets, weights = order.out((targets, weights))
-        total, nats = losses.weighed_cross_entropy(self._loss(smoothing), *self._scored(x), targets, weights)
+        total, nats = losses.weighed_cross_entropy(call, *self._scored(x), targets, weights)
         return total, order.back(nats)
 
     def _scored(self, x: Float[Array, "B T D"]):
         """Features, the table and the bias that score them."""
         return self.head(sharding.into_branch(x, self.compute.rules), self.embedding.table)
 
-    def _loss(self, smoothing: float = 0.0) -> losses.Call:
+    def _loss(self, smoothing: float = 0.0, z: float = 0.0) -> losses.Call:
         how = self.compute
-        return losses.Call(how.loss_chunk, self.spec.head.softcap, smoothing, how.rules, how.reduce_dtype)
+        return losses.Call(how.loss_chunk, self.spec.head.softcap, smoothing, z, how.rules, how.reduce_dtype)
 
 
 def _shift(x: Array, by: int, fill: int) -> Array:

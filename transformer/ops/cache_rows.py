@@ -18,7 +18,6 @@ sublane to another (32 rows are the largest tile, that of int8). Everyone else t
 
 import math
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
@@ -93,7 +92,10 @@ def put_tokens(
     if slots.shape[1] == 1:
         return write(rows, buffer)
     beyond = buffer.shape[-2]
-    return jax.lax.fori_loop(0, count, lambda i, buffer: write(jnp.where(places == i, rows, beyond), buffer), buffer)
+    # Not a loop of the program's: XLA:TPU would take a buffer that fits VMEM there and back.
+    for place in range(count):
+        buffer = write(jnp.where(places == place, rows, beyond), buffer)
+    return buffer
 
 
 def _index(rows: Int[Array, "B T"], layer: Int[Array, ""] | None, heads: bool) -> tuple:

@@ -24,6 +24,8 @@ class Call:
       chunk: positions of a device whose logits are alive at once.
       softcap: logits become c·tanh(logits / c).
       smoothing: share of the targets that is spread evenly over the vocabulary.
+      z: times log²Z is added to what is trained on, Z the sum of the exponentials of a position's logits, which so
+        stays near 1 (Chowdhery et al. 2022, PaLM, section 5).
       rules: preset of `transformer.sharding`.
       dtype: in which the gradient of the table is summed over devices; None: that of the features.
     """
@@ -31,15 +33,16 @@ class Call:
     chunk: int
     softcap: float | None = None
     smoothing: float = 0.0
+    z: float = 0.0
     rules: str = "default"
     dtype: str | None = None
 
 
 class Losses(NamedTuple):
-    """Of each position, in nats and float32: against its target, and against the smoothed one."""
+    """Of each position, in nats and float32: against its target; and what is trained on, with smoothing and z-loss."""
 
     nats: Float[Array, "B T"]
-    smoothed: Float[Array, "B T"]
+    trained: Float[Array, "B T"]
 
 
 def cross_entropy(
@@ -80,13 +83,13 @@ def weighed_cross_entropy(
     targets: Int[Array, "B T"],
     weights: Float[Array, "B T"],
 ) -> tuple[Float[Array, ""], Float[Array, "B T"]]:
-    """(sum of weights · smoothed nats, plain nats) of `cross_entropy`; the sum has a gradient, the rest has none.
+    """(sum of weights · what is trained on, plain nats) of `cross_entropy`; the sum has a gradient, the rest has none.
 
     As it is one number, its gradient is made in the forward pass, from the logits while they are there: by three
     products, where `cross_entropy` and its gradient take four. Errors as there.
     """
     losses = cross_entropy(call, x, table, bias, targets)
-    return jnp.sum(weights * losses.smoothed), losses.nats
+    return jnp.sum(weights * losses.trained), losses.nats
 
 
 def _forward(call: Call, x, table, bias, targets, weights):
@@ -100,7 +103,7 @@ def _forward(call: Call, x, table, bias, targets, weights):
 
             def weighed(logits):
                 losses = _losses(plan, logits, aims)
-                return jnp.sum(shares * losses.smoothed), losses
+                return jnp.sum(shares * losses.trained), losses
 
             (total, losses), d = jax.value_and_grad(weighed, has_aux=True)(_logits(rows, whole, offsets))
             d_offsets, d = jnp.sum(d, axis=(0, 1)), d.astype(rows.dtype)
@@ -115,11 +118,11 @@ def _forward(call: Call, x, table, bias, targets, weights):
 
     rows, features, vocabulary = plan.rows, plan.inputs[0], plan.inputs[2]
     run = plan.on_each_device(run, plan.inputs, (PartitionSpec(), plan.inputs[1], vocabulary, features, rows, rows))
-    total, d_table, d_offsets, d_x, nats, smoothed = run(
+    total, d_table, d_offsets, d_x, nats, trained = run(
         x, table.astype(x.dtype), _offsets(bias, table), targets, weights
     )
     d_bias = None if bias is None else d_offsets.astype(bias.dtype)
-    return (total, nats), (d_x, d_table.astype(table.dtype), d_bias, None, smoothed)
+    return (total, nats), (d_x, d_table.astype(table.dtype), d_bias, None, trained)
 
 
 def _backward(call: Call, gradients, d):
@@ -142,6 +145,7 @@ class _Plan(NamedTuple):
 
     size: int
     smoothing: float
+    z: float
     softcap: float | None
     tokens: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
@@ -152,7 +156,7 @@ class _Plan(NamedTuple):
     @staticmethod
     def of(call: Call, x: Array, shape: tuple[int, int]) -> "_Plan":
         """For the mesh in force."""
-        mesh, what = jax.sharding.get_abstract_mesh(), (shape[0], call.smoothing, call.softcap)
+        mesh, what = jax.sharding.get_abstract_mesh(), (shape[0], call.smoothing, call.z, call.softcap)
         if mesh.empty or mesh.size == 1:
             return _Plan(*what)
         sums = Sums((ax.VOCAB, ax.EMBED), call.rules, call.dtype).plan(shape)
@@ -219,10 +223,12 @@ def _losses(plan: _Plan, logits: Float[Array, "B t v"], targets: Int[Array, "B t
     first = jax.lax.axis_index(plan.parts) * logits.shape[-1] if plan.parts else 0
     column = first + jnp.arange(logits.shape[-1], dtype=jnp.int32)
     picked = total(jnp.where(column == targets[..., None], logits, 0))
-    if not plan.smoothing:
-        return Losses(norm - picked, norm - picked)
-    even = plan.smoothing / plan.size * total(logits)
-    return Losses(norm - picked, norm - (1 - plan.smoothing) * picked - even)
+    trained = norm - picked
+    if plan.smoothing:
+        trained = norm - (1 - plan.smoothing) * picked - plan.smoothing / plan.size * total(logits)
+    if plan.z:
+        trained = trained + plan.z * jnp.square(norm)
+    return Losses(norm - picked, trained)
 
 
 def _walk(chunk: int, step: Callable, carry: Any, rows: tuple[Array, ...]) -> tuple[Any, Any]:

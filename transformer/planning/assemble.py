@@ -53,7 +53,7 @@ def compiled(asked: Asked, program: Compiled, versions: dict[str, str], steps: i
     size = Bytes(minimal=report.bytes.minimal, hbm=done.bytes / each)
     cycles = {name: count / each for name, count in done.cycles.items()}
     sent = exchanges(found, rules, each)
-    compile_ = Compile(seconds=program.seconds, max_rss=program.max_rss, cycles=cycles)
+    compile_ = Compile(seconds=program.seconds, cpu=program.cpu, max_rss=program.max_rss, cycles=cycles)
     plan = analysis.Plan(asked.run, topology_, asked.mesh, asked.request.kind, asked.request.rows, asked.request.length)
     of = roofline.Asked(topology=topology_, mesh=asked.mesh, tokens=plan.tokens)
     return dataclasses.replace(

@@ -43,6 +43,7 @@ class Compiled:
       peak: of what it holds at once: arguments, results that take no argument's place, and the temporary.
       busiest: of the buffers that are alive at once, when there are most: less than `peak` by what lies between them.
       host: of the host's memory that it uses for a device.
+      cpu: seconds of processor time.
       program: FLOPs of the traced program's matrix products, on all devices (`matmuls`); None where that isn't known.
     """
 
@@ -54,6 +55,7 @@ class Compiled:
     host: int
     program: int | None
     seconds: float
+    cpu: float
     max_rss: int
 
 
@@ -119,7 +121,7 @@ def compile_program(
       OutOfMemory: it doesn't fit.
       jax.errors.JaxRuntimeError: whatever else the compiler refuses.
     """
-    start = time.perf_counter()
+    start, before = time.perf_counter(), time.process_time()
     with jax.set_mesh(mesh):
         traced = make().trace(*args)
         lowered = traced.lower()
@@ -129,7 +131,7 @@ def compile_program(
             if not any(words in str(error) for words in _TOO_MUCH):
                 raise
             raise OutOfMemory(_first_line(error), *_sizes(str(error)), _largest(lowered)) from None
-    seconds, memory = time.perf_counter() - start, compiled.memory_analysis()
+    seconds, cpu, memory = time.perf_counter() - start, time.process_time() - before, compiled.memory_analysis()
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     return Compiled(
         text=compiled.as_text(),
@@ -140,6 +142,7 @@ def compile_program(
         host=memory.host_argument_size_in_bytes + memory.host_temp_size_in_bytes,
         program=_program(traced, trips),
         seconds=seconds,
+        cpu=cpu,
         max_rss=max_rss(),
     )
 

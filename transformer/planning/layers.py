@@ -129,12 +129,11 @@ def saved(block: spec.Block, share: Share) -> dict[str, float]:
 def need(block: spec.Block, share: Share) -> Need:
     """What a layer needs while its gradient is computed, its forward pass repeated first unless that was kept."""
     ffn, t = block.ffn, share.tensor
-    kept, norms = _attention(block.mixer, share, share.tokens), 2
+    branches = [_attention(block.mixer, share, share.tokens)]
     if block.cross is not None:
-        for name, size in _attention(block.cross, share, share.source).items():
-            kept[name] += size
-        norms += 1
-    attention = sum(kept.values())
+        branches.append(_attention(block.cross, share, share.source))
+    kept = {name: sum(branch[name] for branch in branches) for name in branches[0]}
+    norms = len(branches) + 1
     hidden, rows, rows_backward = 0.0, 0.0, 0.0
     dense = ffn if isinstance(ffn, spec.FeedForward) else ffn.shared
     if dense is not None:
@@ -144,8 +143,9 @@ def need(block: spec.Block, share: Share) -> Need:
     weights = _weights(block, share)
     if isinstance(ffn, spec.MoE):
         rows, rows_backward = _experts(ffn, share)
-    # The gradients of both factors of a gate, or of queries, keys, values and what attention gave.
-    backward = max(2 * hidden, attention + 2 * share.stream)
+    # The gradients of both factors of a gate; or of what attention gave, and then of queries or of keys and values.
+    gradients = [b["attended"] + max(b["q"], b["k"] + b["v"]) + 2 * share.stream for b in branches]
+    backward = max(2 * hidden, *gradients)
     # Behind a branch there is a norm, which reads what the branch returned.
     behind = 0 if block.placement == "pre" else norms
     # Where rows are split, what comes out of norms is kept as well, and a copy of the input.
@@ -226,7 +226,8 @@ def _experts(ffn: spec.MoE, share: Share) -> tuple[float, float]:
         # Gathered tokens are summed in float32 before they are scattered.
         summed = everyone * BYTES["float32"] if share.experts > 1 and share.compute.experts != "capacity" else 0
         biases = 2 * hidden if ffn.expert.bias else 0  # each row's own
-        return rows * (2 * width + 3 * hidden + biases) * share.item, rows * width * share.item + summed
+        kept = rows * (2 * width + 2.5 * hidden + biases) * share.item
+        return kept, 2 * rows * width * share.item + summed
     # Both branches of the exchange are in the program: what one kept for its gradient lies beside the other's work,
     # which goes through the tokens of one device after another.
     kept = 2 * rows * width + share.tokens * ffn.top_k * width + 7 * rows * hidden

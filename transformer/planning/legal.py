@@ -10,19 +10,24 @@ from transformer import sharding, spec
 from transformer.config import Run
 from transformer.planning import topology
 from transformer.planning.leaves import leaves
+from transformer.planning.report import Kind
 from transformer.planning.topology import Topology
 from transformer.sharding import MESH_AXES, ShardingError
 
 
-def meshes(run: Run, on: Topology, length: int, pruned: Counter[str]) -> Iterator[dict[str, int]]:
-    """Meshes of a topology that hold the model's parameters and rows of that length, and lie on its torus."""
+def meshes(run: Run, on: Topology, length: int, pruned: Counter[str], kind: Kind = "train") -> Iterator[dict[str, int]]:
+    """Meshes of a topology that hold the model's parameters and rows of that length, and lie on its torus.
+
+    Args:
+      pruned: gets the number of meshes that were dropped, by reason.
+    """
     built = run.spec
     experts = math.gcd(*(b.ffn.num_experts for b in built.layers if isinstance(b.ffn, spec.MoE)), 0) or 1
     for sizes in _factors(on.devices // on.slices, ("data", "fsdp", "expert", "context", "tensor")):
         mesh = dict.fromkeys(MESH_AXES, 1) | sizes | {"slice": on.slices}
         if experts % mesh["expert"]:
             pruned["meshes whose expert axis divides no experts"] += 1
-        elif (reason := refused(run, mesh, length)) is not None:
+        elif (reason := refused(run, mesh, length, kind)) is not None:
             pruned[f"meshes that split {reason}"] += 1
         elif not topology.lies(on, mesh):
             pruned["meshes that don't lie on the torus"] += 1
@@ -30,18 +35,22 @@ def meshes(run: Run, on: Topology, length: int, pruned: Counter[str]) -> Iterato
             yield mesh
 
 
-def refused(run: Run, mesh: Mapping[str, int], length: int) -> str | None:
+def refused(run: Run, mesh: Mapping[str, int], length: int, kind: Kind = "train") -> str | None:
     """What of a model a mesh can't split evenly, by the checks of `sharding`; None if nothing."""
-    abstract, rules = AbstractMesh(tuple(mesh.values()), tuple(mesh)), run.settings.compute.rules
+    abstract = AbstractMesh(tuple(mesh.values()), tuple(mesh))
+    rules = run.settings.compute.rules if kind == "train" else "decode"
     try:
         for leaf in leaves(run.spec):
             sharding.partition_spec(leaf.names, leaf.shape, abstract, rules, "/".join(leaf.path))
     except ShardingError:
         return "a parameter unevenly"
-    try:
-        sharding.check_length("data.seq_len", length, abstract, run.spec.trunk.uneven, rules)
-    except ShardingError:
-        return "rows unevenly"
+    if kind == "train":
+        try:
+            sharding.check_length("data.seq_len", length, abstract, run.spec.trunk.uneven, rules)
+        except ShardingError:
+            return "rows unevenly"
+    elif any(block.mixer.cache_dims.heads % mesh["tensor"] for block in run.spec.decoder.layers):
+        return "heads of a cache unevenly"
     return None
 
 

@@ -204,12 +204,14 @@ class Compile:
 
     Attributes:
       seconds: of lowering and compiling.
+      cpu: seconds of processor time of all threads meanwhile.
       max_rss: bytes of memory of this process, at most.
       cycles: estimated by the compiler, by class of instruction; of collectives and kernels it estimates none.
     """
 
     seconds: float
     max_rss: int
+    cpu: float = 0.0
     cycles: dict[str, float] = field(default_factory=dict)
 
 

@@ -115,17 +115,19 @@ def _ways(sizes: Mapping[str, int], name: str, rules: str) -> int:
 
 
 def default_mesh(found: Topology, run: config.Run, kind: Kind) -> dict[str, int]:
-    """All devices along `fsdp`; to decode, as many as the model divides by along `tensor`, the others along `data`.
+    """All devices along `fsdp`; to decode, as many as the model divides by along `tensor` and `expert`, then `data`.
 
     Whatever is split over fsdp is gathered at each use, which only many tokens are worth.
     """
     if kind != "decode":
         return {"data": 1, "fsdp": -1}
-    best = {"data": -1}
-    for sizes in topology.meshes(found, ("data", "tensor")):
-        if _refusal(run.spec, sizes, "decode") is None and sizes["tensor"] >= best.get("tensor", 1):
-            best = sizes
-    return best
+    mixes = any(isinstance(block.ffn, spec.MoE) for block in run.spec.layers)
+    able = [
+        sizes
+        for sizes in topology.meshes(found, ("data", "expert", "tensor") if mixes else ("data", "tensor"))
+        if _refusal(run.spec, sizes, "decode") is None
+    ]
+    return max(able, key=lambda sizes: (sizes["expert"] * sizes["tensor"], sizes["tensor"]), default={"data": -1})
 
 
 def check_model(model: spec.Model, found: Topology, sizes: Mapping[str, int], rules: str) -> None:
@@ -148,6 +150,12 @@ def _refusal(model: spec.Model, sizes: Mapping[str, int], rules: str) -> str | N
             sharding.partition_spec(leaf.names, leaf.shape, mesh, rules, "/".join(leaf.path))
     except ShardingError as error:
         return str(error)
+    if rules == "decode":
+        ways = _ways(sizes, ax.ACT_HEADS, rules)
+        heads = {block.mixer.cache_dims.heads for block in model.decoder.layers}
+        uneven = next((n for n in sorted(heads) if n % ways), None)
+        if uneven is not None:
+            return f"the cache's {uneven} heads can't be split {ways} ways over mesh axis 'tensor'"
     return None
 
 

@@ -120,19 +120,19 @@ def search(
     *,
     rows: int | None = None,
     kind: Kind = "train",
-    compile: Compiler | None = None,
+    verify: Compiler | None = None,
     verified: int = 3,
 ) -> Found:
     """The best way to run on a topology.
 
     Args:
       rows: of a step, on all devices; by default the best number.
-      compile: gives the report of a choice; raises `RuntimeError` if the compiler refuses it.
+      verify: gives the report of a choice; raises `RuntimeError` if the compiler refuses it.
       verified: how many of the best are compiled at most, until one fits.
     """
     pruned: Counter[str] = Counter()
     choices = [
-        c for mesh in meshes(run, on, length, pruned) for c in _of_mesh(run, on, mesh, length, rows, kind, pruned)
+        c for mesh in meshes(run, on, length, pruned, kind) for c in _of_mesh(run, on, mesh, length, rows, kind, pruned)
     ]
     fitting = [choice for choice in choices if choice.fits]
     pruned["choices that need more memory than there is"] += len(choices) - len(fitting)
@@ -141,9 +141,9 @@ def search(
         nearest = min(choices, key=lambda c: (c.needed, _rank(c)), default=None)
         return Found(pruned=_counted(pruned), nearest=nearest)
     refused = []
-    for choice in ranked[:verified] if compile else ():
+    for choice in ranked[:verified] if verify else ():
         try:
-            made = compile(choice)
+            made = verify(choice)
         except RuntimeError as error:
             refused.append((choice, str(error)))
             continue
@@ -151,7 +151,7 @@ def search(
             found = Found(ranked=tuple(ranked), pruned=_counted(pruned), best=choice, report=made)
             return dataclasses.replace(found, refused=tuple(refused))
         refused.append((choice, f"needs {made.memory.needed / GIB:.1f} of {made.memory.offered / GIB:.1f} GiB"))
-    best = None if compile else ranked[0]
+    best = None if verify else ranked[0]
     nearest = ranked[-1] if best is None else None
     return Found(ranked=tuple(ranked), pruned=_counted(pruned), best=best, refused=tuple(refused), nearest=nearest)
 
@@ -163,7 +163,7 @@ def smallest(
     *,
     rows: int | None = None,
     kind: Kind = "train",
-    compile: Compiler | None = None,
+    verify: Compiler | None = None,
 ) -> Found:
     """The best way to run on the smallest slice of a chip that fits.
 
@@ -171,7 +171,7 @@ def smallest(
     """
     last = Found()
     for on in topology.offered(chip):
-        last = search(run, on, length, rows=rows, kind=kind, compile=compile)
+        last = search(run, on, length, rows=rows, kind=kind, verify=verify)
         if last.best is not None:
             return last
     return last

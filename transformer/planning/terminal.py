@@ -34,7 +34,8 @@ def _head(report: Report) -> Iterator[RenderableType]:
     if report.compile is None:
         yield Text("by analysis alone: nothing was compiled", style="yellow")
     else:
-        made = f"{report.compile.seconds:.0f} s, {report.compile.max_rss / GIB:.1f} GiB of memory here"
+        c = report.compile
+        made = f"{c.seconds:.0f} s ({c.cpu:.0f} s of processor time) and {c.max_rss / GIB:.1f} GiB of memory here"
         yield Text(f"compiled by {', '.join(f'{n} {v}' for n, v in report.versions.items())} in {made}; nothing ran")
 
 
@@ -55,7 +56,7 @@ def _memory(report: Report) -> Iterator[RenderableType]:
     rows = {"parameters": p.parameters, "optimizer": p.optimizer, "gradients": p.gradients}
     rows |= {f"activations: {name}": size for name, size in p.activations.items()}
     rows |= {"cache": p.cache, "buffers": p.buffers}
-    yield _two({name: f"{gib(size)} GiB" for name, size in rows.items() if size})
+    yield _two({name: amount(size) for name, size in rows.items() if size})
     yield from _buffers("largest arrays", m.largest)
     yield from _buffers("would need, by analysis, with", m.instead)
 
@@ -63,7 +64,7 @@ def _memory(report: Report) -> Iterator[RenderableType]:
 def _buffers(title: str, buffers: tuple[Buffer, ...]) -> Iterator[RenderableType]:
     if buffers:
         yield Text(f"  {title}")
-        yield _two({buffer.name: f"{gib(buffer.bytes)} GiB" for buffer in buffers}, indent=4)
+        yield _two({buffer.name: amount(buffer.bytes) for buffer in buffers}, indent=4)
 
 
 def _work(report: Report) -> Iterator[RenderableType]:
@@ -121,6 +122,11 @@ def _two(rows: Mapping[str, str], indent: int = 2) -> Table:
 
 def _time_of(seconds: float) -> str:
     return f"{seconds:,.2f} s" if seconds >= 10 else f"{1e3 * seconds:,.4g} ms"
+
+
+def amount(size: float) -> str:
+    """12.34 GiB; what is less than a tenth of one, 12.3 MiB."""
+    return f"{gib(size)} GiB" if size >= GIB / 10 else f"{size / 2**20:,.1f} MiB"
 
 
 def gib(size: float | None) -> str:

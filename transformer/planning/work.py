@@ -150,7 +150,7 @@ def _touched(program: Program, run: Run) -> list[Array]:
             elif i.opcode.removesuffix("-start") in _PICKS and number == 0:
                 picked = i.arrays[len(given) if i.opcode.endswith("-start") else 0]
                 arrays += [Array(a.dtype, picked.dims, a.near) for a in given[:1]]
-            elif i.opcode != "dynamic-update-slice" or number == 1:
+            elif number not in _changes(i):
                 arrays += given
     if not i.opcode.endswith("-start"):
         arrays += _written(program, i, table)
@@ -174,7 +174,7 @@ def _read(program: Program, computation: str, number: int, given: list[Array]) -
                 continue  # handed on as it is
             elif user.opcode == "fusion":
                 parts += _read(program, user.called[0], user.operands.index(name), given)
-            elif user.opcode != "dynamic-update-slice" or not first:
+            elif not {n for n, operand in enumerate(user.operands) if operand == name} <= _changes(user):
                 return given
     # Read more than once, it comes from HBM once, as long as that is less.
     return min(parts, given, key=lambda arrays: sum(a.bytes for a in arrays)) if parts else []
@@ -196,7 +196,14 @@ def _written(program: Program, i: Instruction, table: dict[str, Instruction]) ->
 def _changed(i: Instruction, table: dict[str, Instruction], whole: Array) -> Array:
     while i.opcode in ("bitcast", "reshape") and i.operands[0] in table:
         i = table[i.operands[0]]
-    if i.opcode != "dynamic-update-slice":
+    if not _changes(i):
         return whole
-    update = table[i.operands[1]].arrays[0]
+    update = table[i.operands[1 if i.opcode == "dynamic-update-slice" else -1]].arrays[0]
     return Array(update.dtype, update.dims, whole.near)
+
+
+def _changes(i: Instruction) -> set[int]:
+    """Which of its operands an instruction changes in place: of these it writes as much as it is given."""
+    if i.opcode == "scatter":  # as many arrays as it gives, then where, then what
+        return set(range(len(i.arrays)))
+    return {0} if i.opcode == "dynamic-update-slice" else set()

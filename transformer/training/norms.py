@@ -11,7 +11,7 @@ from transformer.nn import initial
 from transformer.nn.model import Transformer
 from transformer.nn.parameter import Named
 from transformer.settings import Settings
-from transformer.training.step import Batch, conditions, gradients
+from transformer.training.step import Batch, conditions, gradients, terms
 
 Norms = dict[str, Float[Array, "*L"]]
 
@@ -23,11 +23,10 @@ def make_norms(model: Transformer, settings: Settings) -> Callable[[dict, Batch]
     "activation/PATH", the root mean square over all tokens. Of a stack's repeats an entry each.
     """
     train, boxes = settings.train, initial.abstract_params(model)
-    how = dict(mtp_weight=train.mtp_weight, smoothing=train.label_smoothing, dtype=train.accumulate_dtype)
 
     def norms(params: dict, batch: Batch) -> Norms:
         found: Norms = {}
-        grads, _ = gradients(model, params, batch, train.accumulate, settings.balance, **how)
+        grads, _ = gradients(model, params, batch, train.accumulate, settings.balance, **terms(train))
         for kind, tree in (("gradient", grads), ("parameter", params)):
             sizes = jax.tree.map(_norm, boxes, tree, is_leaf=initial.is_named)
             found |= {f"{kind}/{_name(path)}": x for path, x in jax.tree_util.tree_leaves_with_path(sizes)}

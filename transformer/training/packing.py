@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from transformer.training.objectives import Causal, Objective
 BINS = 64  # rows that are filled at a time where no example may be split
 CHUNK = 16  # texts that are cut at a time: what processes send each other, and what a restored state cuts again
 AHEAD = 4  # chunks that each process makes ahead
+GRACE_SECONDS = 60  # for which a process that is told to end goes on
 
 
 def check_usable(items: Sequence[Any], objective: Objective) -> None:
@@ -128,9 +130,12 @@ class _OrderedIterator(grain.DatasetIterator[Any]):
         one = grain.MultiprocessingOptions(num_workers=1, per_worker_buffer_size=AHEAD)
         # Text is tokenised where it is used: threads that read ahead in the process would only contend.
         reading = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+        # Pieces are small and many: a block of shared memory for each costs more than it saves.
+        options = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
         for worker in range(self._workers):
             share = self._source[self._index + worker :: self._workers]
-            self._makers.append(iter(share.to_iter_dataset(reading).mp_prefetch(one, _in_worker)))
+            made = grain.experimental.WithOptionsIterDataset(share.to_iter_dataset(reading), options)
+            self._makers.append(iter(made.mp_prefetch(one, _in_worker)))
         for maker in self._makers:
             maker.get_state()  # makes the iterator that is started, so that all processes start at once
             maker.start_prefetch()
@@ -142,9 +147,19 @@ class _OrderedIterator(grain.DatasetIterator[Any]):
 
 
 def _in_worker(index: int, count: int) -> None:
-    """Ctrl-C is for the process that trains, and none outlives it, however it ends."""
+    """A signal to all processes of a job is for the one that trains, which may need batches until it has saved.
+
+    None outlives it, however it ends.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _end_later)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_later(*_: Any) -> None:
+    timer = threading.Timer(GRACE_SECONDS, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
 
 
 def _end_with_parent() -> None:

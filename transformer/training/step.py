@@ -14,7 +14,7 @@ from transformer.nn import moe
 from transformer.nn.context import Source
 from transformer.nn.model import Transformer
 from transformer.ops.experts import products
-from transformer.settings import Balance, Settings
+from transformer.settings import Balance, Settings, Train
 from transformer.training import balance as balancing
 from transformer.training import guard
 from transformer.training.optimizer import learning_rate, make_optimizer
@@ -25,19 +25,20 @@ UNBALANCED = Balance()
 
 
 def loss_sums(
-    model: Transformer, params: dict, batch: Batch, mtp_weight: float = 0.0, smoothing: float = 0.0
+    model: Transformer, params: dict, batch: Batch, mtp_weight: float = 0.0, smoothing: float = 0.0, z: float = 0.0
 ) -> tuple[Float[Array, ""], dict]:
     """The summed loss, and the sums that averages are made of: target tokens, the UTF-8 bytes they stand for, `loads`.
 
     Sums, not means, so that microbatches, devices, packing and padding can't change the result. The loss is the
-    model's nats, against smoothed targets if `smoothing` is positive (`nats` in the sums never are).
+    model's nats, against smoothed targets if `smoothing` is positive and with a z-loss if `z` is (`nats` in the sums
+    have neither).
 
     Where `mtp_weight` is positive, that times the mean over the depths of multi-token prediction of their nats is
     added. Those are divided by all target tokens, too, as DeepSeek-V3 does (arXiv:2412.19437, equations 24 and 25).
     """
     weights = batch["weights"]
     texts = batch["tokens"], batch["targets"], batch["positions"], batch["segment_ids"]
-    how = dict(smoothing=smoothing, mtp_weight=mtp_weight, method="weighed_losses", mutable=[moe.COLLECTION])
+    how = dict(smoothing=smoothing, z=z, mtp_weight=mtp_weight, method="weighed_losses", mutable=[moe.COLLECTION])
     losses, collections = model.apply({"params": params}, weights, *texts, **conditions(batch), **how)
     sums = {
         "tokens": jnp.sum(weights),
@@ -67,6 +68,7 @@ def gradients(
     balance: Balance = UNBALANCED,
     mtp_weight: float = 0.0,
     smoothing: float = 0.0,
+    z: float = 0.0,
     dtype: str = "float32",
 ) -> tuple[dict, dict]:
     """Gradient of the mean loss, and the sums of `loss_sums`, over `accumulate` microbatches in turn.
@@ -77,7 +79,7 @@ def gradients(
     targets, routed = jnp.maximum(jnp.sum(batch["weights"]), 1), jnp.maximum(jnp.sum(_real(batch)), 1)
 
     def objective(params, batch, shares):
-        total, sums = loss_sums(model, params, batch, mtp_weight, smoothing)
+        total, sums = loss_sums(model, params, batch, mtp_weight, smoothing, z)
         shares = balancing.shares(sums["loads"]) if shares is None else shares
         penalty = balancing.penalty(balance, sums["loads"], shares)
         return total + penalty * targets / routed, {**sums, "penalty": penalty}
@@ -131,6 +133,14 @@ def means(sums: dict[str, Array]) -> dict[str, Array]:
     return values
 
 
+def terms(train: Train) -> dict[str, Any]:
+    """What `gradients` takes of the settings."""
+    return {
+        "mtp_weight": train.mtp_weight, "smoothing": train.label_smoothing, "z": train.z_loss,
+        "dtype": train.accumulate_dtype,
+    }  # fmt: skip
+
+
 def averaged(state: TrainState, params: dict, decay: float) -> dict | None:
     """The running average with new parameters; of the first steps it leaves less, lest it remember the initial ones."""
     if state.average is None:
@@ -154,8 +164,7 @@ def make_train_step(model: Transformer, settings: Settings) -> Callable[[TrainSt
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict]:
         train = settings.train
-        how = dict(mtp_weight=train.mtp_weight, smoothing=train.label_smoothing, dtype=train.accumulate_dtype)
-        grads, sums = gradients(model, state.params, batch, train.accumulate, balance, **how)
+        grads, sums = gradients(model, state.params, batch, train.accumulate, balance, **terms(train))
         values, grad_norm = means(sums), optax.tree.norm(grads)
         counts, health = guard.judge(state.health, values["loss"], grad_norm, train.spike)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params, counts=counts)

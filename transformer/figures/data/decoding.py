@@ -9,10 +9,10 @@ import numpy as np
 
 from transformer import api, spec
 from transformer.figures.data import published
-from transformer.kernels.blocks import CHIPS
 from transformer.ops import cache as caches
-from transformer.planning.accounting import BYTES, flops_per_token, mean_visible, parameters
-from transformer.planning.caches import cache_numbers
+from transformer.planning.accounting import mean_visible
+from transformer.planning.chips import CHIPS
+from transformer.planning.decoding import step_bytes, step_flops
 
 
 @dataclass(frozen=True)
@@ -83,44 +83,37 @@ def compiled(reference: str = "llama3:tiny", lengths: tuple[int, ...] = (1, 8, 1
 
 @dataclass(frozen=True)
 class Limits:
-    """What one step of decoding asks of a chip's core, over the texts that are decoded together.
+    """What one step of decoding in bfloat16 asks of a chip, over the texts that are decoded together.
 
     Attributes:
       rows: texts.
       flops: of the step.
-      weights, cache: bytes that it reads, each once.
+      weights, cache: bytes that it reads.
       compute, memory: the least seconds that the products take and that the bytes take to arrive, at published rates.
     """
 
     rows: tuple[int, ...]
     flops: tuple[float, ...]
-    weights: float
+    weights: tuple[float, ...]
     cache: tuple[float, ...]
     compute: tuple[float, ...]
     memory: tuple[float, ...]
 
 
 def limits(
-    reference: str = "llama3:8b",
-    length: int = 8192,
-    rows: tuple[int, ...] = (1, 4, 16, 64, 256),
-    chip: str = "TPU v5",
-    dtype: str = "bfloat16",
+    reference: str = "llama3:8b", length: int = 8192, rows: tuple[int, ...] = (1, 4, 16, 64, 256), chip: str = "v5p"
 ) -> Limits:
     """Work and bytes of a step that adds one token to each of `rows` texts of `length` tokens.
 
     Raises:
-      ValueError: an unknown chip, or a mixture, of whose weights a step reads those that its tokens pick.
+      ValueError: an unknown chip, or a model that writes no text.
     """
-    if chip not in CHIPS:
-        raise ValueError(f"chip={chip!r}: use one of {', '.join(CHIPS)}")
-    model, core = published.model(reference), CHIPS[chip]
-    count = parameters(model)
-    if count.active != count.total:
-        raise ValueError(f"reference={reference!r}: shown for dense models; use llama3:8b, for one")
-    # The last of `length` tokens sees what decoding's new token does; the mean over rows of that length sees half.
-    total, before = (flops_per_token(model, n, training=False).total * n for n in (length, length - 1))
-    weights, cache = count.total * BYTES[dtype], cache_numbers(model, length).bytes(dtype)
-    flops, caches = tuple((total - before) * n for n in rows), tuple(float(cache * n) for n in rows)
-    compute = tuple(f / core.flops for f in flops)
-    return Limits(rows, flops, weights, caches, compute, tuple((weights + c) / core.bandwidth for c in caches))
+    known = {one.name: one for one in CHIPS.values()}
+    if chip not in known:
+        raise ValueError(f"chip={chip!r}: use one of {', '.join(known)}")
+    model, core = published.model(reference), known[chip]
+    flops = tuple(step_flops(model, length).total * n for n in rows)
+    weights, cache = zip(*(step_bytes(model, n, length) for n in rows), strict=True)
+    compute = tuple(f / core.device_flops for f in flops)
+    memory = tuple((w + c) / core.device_bandwidth for w, c in zip(weights, cache, strict=True))
+    return Limits(rows, flops, weights, cache, compute, memory)

@@ -1,88 +1,46 @@
 """What one device of a mesh holds, in training and in decoding, and what it sends in a training step."""
 
-import dataclasses
 import functools
 import math
 from dataclasses import dataclass
 
 import jax
-from jax.sharding import AbstractMesh, PartitionSpec
 
-from transformer import axes as ax
 from transformer import config, settings, sharding
-from transformer.figures.data import placement, published
+from transformer.figures.data import published
 from transformer.nn.model import Transformer
-from transformer.ops import cache as caches
-from transformer.planning import traffic
-from transformer.planning.accounting import BYTES
+from transformer.planning import memory, serving, traffic
+from transformer.planning.chips import CHIPS, GIB
 from transformer.planning.collectives import by_axes, collectives
+from transformer.planning.report import Parts
 from transformer.training.meshes import random_batch
 from transformer.training.state import abstract_state
 from transformer.training.step import compile_train_step
 
-# GiB of a device, as Google's pages of each chip say (cloud.google.com/tpu/docs); of TPU7x a device is half a chip.
-HBM = {"v5e": 16, "v6e": 32, "v5p": 95, "TPU7x": 96}
+# GiB that a device of each chip has.
+HBM = {chip.name: chip.capacity / chip.devices / GIB for chip in CHIPS.values()}
+PARTS = ("parameters", "optimizer", "gradients", "activations", "cache", "buffers")
 
 
-def training(reference: str, moments_dtype: str = "float32", **mesh: int) -> dict[str, int]:
-    """Bytes that a device holds between and during steps: parameters and gradients in float32, AdamW's two moments.
+def training(reference: str, rows: int, length: int, remat: str = "full", **mesh: int) -> dict[str, int]:
+    """Bytes of a device at the worst moment of a training step in bfloat16, by `PARTS` (`planning.memory`).
 
-    Activations come on top; how many depends on the batch and on remat.
-
-    Raises:
-      ShardingError: the mesh can't split the model.
+    Args:
+      rows, length: of the step, on all devices.
+      remat: of `settings.Compute`: what the backward pass computes again.
     """
-    numbers = _parameters(reference, "default", mesh)
-    held = {"parameters": "float32", "gradients": "float32", "first moment": moments_dtype}
-    return {name: numbers * BYTES[dtype] for name, dtype in (held | {"second moment": moments_dtype}).items()}
+    run = settings.Settings(compute=settings.Compute(dtype="bfloat16", remat=remat))
+    return _parts(memory.train(published.model(reference), run, mesh, rows, length))
 
 
-def decoding(
-    reference: str, rows: int, length: int, dtype: str = "bfloat16", cache_dtype: str = "bfloat16", **mesh: int
-) -> dict[str, int]:
-    """Bytes that a device holds to decode `rows` texts of `length` tokens: weights and cache.
-
-    Raises:
-      ShardingError: the mesh can't split the model, its heads or the rows.
-    """
-    stack, abstract = published.model(reference).decoder, _abstract(mesh)
-    held = 0
-    for layer in jax.tree.leaves(_cache(stack, rows, length, cache_dtype), is_leaf=_is_cache):
-        for name in ("keys", "values", "key_scales", "value_scales"):
-            if (array := getattr(layer, name)) is not None:
-                lead = (ax.LAYERS,) * (layer.positions.ndim - 2)
-                names = (*lead, ax.BATCH, ax.ACT_HEADS, *[None] * (array.ndim - len(lead) - 2))
-                spec = sharding.partition_spec(names, array.shape, abstract, "decode", name)
-                held += array.size * array.dtype.itemsize // _ways(spec, mesh)
-    return {"weights": _parameters(reference, "decode", mesh) * BYTES[dtype], "cache": held}
+def decoding(reference: str, rows: int, length: int, **mesh: int) -> dict[str, int]:
+    """Bytes of a device that decodes `rows` texts of `length` tokens in bfloat16, by `PARTS` (`planning.serving`)."""
+    compute = settings.Compute(dtype="bfloat16", rules="decode")
+    return _parts(serving.decode(published.model(reference), compute, mesh, rows, length))
 
 
-def _cache(stack, rows: int, length: int, dtype: str):
-    return jax.eval_shape(lambda: caches.init(stack, rows, length, dtype))
-
-
-def _is_cache(x) -> bool:
-    return isinstance(x, caches.KVCache)
-
-
-def _parameters(reference: str, rules: str, mesh: dict[str, int]) -> int:
-    """Numbers of the shards that a device has."""
-    total, abstract = 0, _abstract(mesh)
-    for path, (names, shape) in placement.arrays(reference).items():
-        if path not in placement.ACTIVATIONS:
-            spec = sharding.partition_spec(names, shape, abstract, rules, path)
-            total += math.prod(shape) // _ways(spec, mesh)
-    return total
-
-
-def _abstract(mesh: dict[str, int]) -> AbstractMesh:
-    sizes = dataclasses.asdict(settings.Mesh(**{"data": 1, **mesh}))
-    return AbstractMesh(tuple(sizes.values()), tuple(sizes))
-
-
-def _ways(spec: PartitionSpec, mesh: dict[str, int]) -> int:
-    axes = [axis for entry in spec if entry for axis in ((entry,) if isinstance(entry, str) else entry)]
-    return math.prod(mesh[axis] for axis in axes)
+def _parts(found: Parts) -> dict[str, int]:
+    return {name: getattr(found, name) for name in PARTS} | {"activations": sum(found.activations.values())}
 
 
 def sent(reference: str, rows: int, length: int, **mesh: int) -> dict[str, float]:

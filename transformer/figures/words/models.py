@@ -184,9 +184,9 @@ WORDS = {
         "单步在等什么：每段 {length:,} token 的文本各生成一个 token",
     ),
     "limits note": (
-        "{model}, {chip}, one core at published rates; one text: {flops:.1f} GFLOP, and {bytes} to read, of which "
+        "{model}, {chip}, one device at published rates; one text: {flops:.1f} GFLOP, and {bytes} to read, of which "
         "{weights} are weights",
-        "{model}，{chip}，单核、公布的峰值；一段文本：{flops:.1f} GFLOP，需读取 {bytes}，其中权重 {weights}",
+        "{model}，{chip}，单个设备、公布的峰值；一段文本：{flops:.1f} GFLOP，需读取 {bytes}，其中权重 {weights}",
     ),
     "bytes take": ("weights and cache arrive", "读取权重与 cache"),
     "products take": ("products are computed", "矩阵乘法"),

@@ -10,19 +10,19 @@ WORDS = {
     # A plan.
     "hbm plan": ("What one device holds of {model}", "单个设备上 {model} 占多少内存"),
     "hbm note": (
-        "parameters and gradients in float32, moments in {dtype}, weights and cache in bfloat16; "
-        "activations come on top; dotted: what chips have",
-        "参数与梯度 float32，动量 {dtype}，推理权重与 cache 用 bfloat16；激活另计；虚线为各芯片的容量",
+        "{rows} rows of {length:,} tokens on all devices, bfloat16, remat {remat}; at the worst moment, by analysis; "
+        "dotted: what chips have",
+        "全部设备共 {rows} 行 × {length:,} token，bfloat16，remat {remat}；分析得到的峰值时刻；虚线为各芯片的容量",
     ),
     "in training": ("in training", "训练时"),
-    "in decoding": ("in decoding, {rows} texts of {length:,} tokens", "解码 {rows} 段 {length:,} token 的文本时"),
+    "in decoding": ("in decoding", "解码时"),
     "GiB of a device": ("GiB of a device", "单个设备 GiB"),
     "held parameters": ("parameters", "参数"),
+    "held optimizer": ("Adam's moments", "Adam 动量"),
     "held gradients": ("gradients", "梯度"),
-    "held first moment": ("Adam, first moment", "Adam 一阶动量"),
-    "held second moment": ("Adam, second moment", "Adam 二阶动量"),
-    "held weights": ("weights", "权重"),
+    "held activations": ("activations", "激活"),
     "held cache": ("KV cache", "KV cache"),
+    "held buffers": ("buffers", "缓冲区"),
     "step traffic": ("What a device sends in a training step", "一个训练步里单个设备发送多少"),
     "traffic of": (
         "compiled step of {model} on {mesh}, {rows} rows of {length} tokens",
