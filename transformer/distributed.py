@@ -221,9 +221,18 @@ def meet(where: str) -> None:
       JaxRuntimeError: another process is gone.
     """
     if jax.process_count() > 1:
-        from orbax.checkpoint import multihost
+        barrier(f"{where} {next(_meetings)}", timeout_ms=1000 * MEET_SECONDS)
 
-        multihost.get_barrier_sync_fn()(key=f"{where} {next(_meetings)}", timeout_ms=1000 * MEET_SECONDS)
+
+def barrier(key: str, timeout_ms: int) -> None:
+    """Waits until a thread of every process is here; no device takes part, so that any thread may.
+
+    Raises:
+      JaxRuntimeError: another process is gone or doesn't come.
+    """
+    from orbax.checkpoint import multihost
+
+    multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
 
 def check_same(digest: bytes, what: str) -> None:
@@ -255,6 +264,6 @@ def leave(code: int) -> int:
 
 
 __all__ = [
-    "HUNG", "LOST", "Cluster", "DistributedError", "check_same", "explain_loss", "first_line", "from_first", "join",
-    "joined", "label", "leave", "meet", "read_cluster", "together",
+    "HUNG", "LOST", "Cluster", "DistributedError", "barrier", "check_same", "explain_loss", "first_line", "from_first",
+    "join", "joined", "label", "leave", "meet", "read_cluster", "together",
 ]  # fmt: skip

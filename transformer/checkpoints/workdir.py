@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -120,7 +121,11 @@ class Workdir:
     def manager(self) -> ocp.CheckpointManager:
         """Orbax's manager: asynchronous saves, a checkpoint is complete or invisible."""
         if self._manager is None:
-            options = ocp.CheckpointManagerOptions(max_to_keep=self._keep, cleanup_tmp_directories=True)
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=self._keep,
+                cleanup_tmp_directories=True,
+                async_options=ocp.AsyncOptions(barrier_sync_fn=_meet_unless_failed),
+            )
             self._manager = _Manager(self.path / "checkpoints", options=options)
         return self._manager
 
@@ -246,6 +251,15 @@ class Workdir:
                 integrity.verify(sums, seal)
         return found, texts
 
+    def check(self) -> None:
+        """Whether the save that was begun has failed in this process; waits for nobody.
+
+        Raises:
+          WorkdirError: there was no room for it.
+        """
+        if self._manager is not None and not self._manager.is_saving_in_progress():
+            self.wait()  # no longer than its thread takes to end
+
     def wait(self) -> None:
         """Returns when every save begun is complete.
 
@@ -261,6 +275,16 @@ class Workdir:
         if self._manager is not None:
             manager, self._manager = self._manager, None
             manager.close()
+
+
+def _meet_unless_failed(*, key: str, timeout_ms: int) -> None:
+    """Orbax's barrier, at which its threads meet those of other processes.
+
+    Orbax wants to meet the others also when an error is on its way out of a save. But they wait elsewhere, for the end
+    of that save, so that all would wait for as long as a save may take. Who has failed goes on to say so and leave.
+    """
+    if jax.process_count() > 1 and sys.exception() is None:
+        distributed.barrier(key, timeout_ms)
 
 
 class _Manager(ocp.CheckpointManager):

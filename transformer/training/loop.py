@@ -212,6 +212,7 @@ class _Loop:
             if clock.started is None or evaluating:
                 jax.block_until_ready(state.step)
                 clock.start(step)
+            self.workdir.check()
             self.watchdog.report(f"step {step}")
             stopped = self.stop.reached(step)
         return state, step, evaluation
