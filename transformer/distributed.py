@@ -29,6 +29,9 @@ START_SECONDS = 300
 HEARTBEAT_SECONDS = 60
 MEET_SECONDS = 3600  # a large model compiles for long
 LOST, HUNG = 1, 3  # exit codes
+# How errors of the runtime begin that a lost process may cause; others are of this process alone, as is a full memory.
+LOSSES = ("UNKNOWN:", "INTERNAL:", "UNAVAILABLE:", "DEADLINE_EXCEEDED:", "ABORTED:", "CANCELLED:",
+          "FAILED_PRECONDITION:")  # fmt: skip
 _alone = False  # `join` found nobody
 _meetings = itertools.count()  # the same in all processes
 
@@ -171,8 +174,15 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
-def explain_loss(error: BaseException) -> str:
-    """What an error of the runtime most likely means where there are several processes."""
+def explain_loss(error: BaseException) -> str | None:
+    """What an error most likely means where there are several processes; None if it isn't of what joins them.
+
+    The runtime tells of a lost connection as one of several kinds of error, and Orbax as one that is caused by it.
+    """
+    while not str(error).startswith(LOSSES):
+        error = error.__cause__ or error.__context__
+        if error is None:
+            return None
     return (
         f"the run can't go on, most likely since another process is gone: {first_line(error)}. Start all processes "
         "again: the same command resumes from the newest checkpoint"
