@@ -44,8 +44,9 @@ def disturb(run: Run, number: int, seed: int, straight: Run) -> dict:
     """One run: disturbed, then started until it is done; what came of it."""
     name, begin = ORDER[number % len(ORDER)], time.monotonic()
     codes, phase = disturbances.WAYS[name](run, random.Random(f"{seed}/{number}"), straight)
-    # Whoever ended with an error has to say so, but for whoever was killed.
-    silent = [i for i, code in enumerate(codes) if code not in (0, None, -signal.SIGKILL) and not _spoke(run.log(i))]
+    # Whoever ended with an error has to say so, but for whoever was killed, or told to stop before there was a run.
+    excused = 0, None, -signal.SIGKILL, -signal.SIGTERM
+    silent = [i for i, code in enumerate(codes) if code not in excused and not _spoke(run.log(i))]
     found = {
         "run": number, "kind": name, "phase": phase, "codes": codes, "apart": round(run.seconds, 1),
         "stopped": run.steps() < STEPS, "silent": bool(silent),
@@ -55,6 +56,7 @@ def disturb(run: Run, number: int, seed: int, straight: Run) -> dict:
         run.start()
         codes, starts = run.wait(), starts + 1
     text = run.logs().lower()
+    found["silent"] |= found["stopped"] and "disk" in name and "can't be written" not in text
     return found | {
         "same": run.seal() == straight.seal(), "hung": None in codes, "starts": starts,
         "seconds": round(time.monotonic() - begin, 1), "told": [words for words in TOLD if words in text],

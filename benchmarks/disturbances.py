@@ -267,12 +267,12 @@ def fill(run: Run, rng: random.Random, straight: Run) -> tuple[list, str]:
 
 
 def limit(run: Run, rng: random.Random, straight: Run) -> tuple[list, str]:
-    """No room for one of the processes: what it writes may not grow."""
+    """No room for one of the processes: its files may not grow as large as those of its arrays."""
     victim = rng.randrange(PROCESSES)
     run.start()
     _moment(run, rng)
     with contextlib.suppress(ProcessLookupError):
-        resource.prlimit(run.processes[victim].pid, resource.RLIMIT_FSIZE, (10_000, 10_000))
+        resource.prlimit(run.processes[victim].pid, resource.RLIMIT_FSIZE, (50_000, 50_000))
     return run.wait(), ""
 
 

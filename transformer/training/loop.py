@@ -84,6 +84,7 @@ class _Loop:
         with distributed.together("checking the run"):
             self._check(run)
         self._open(run, workdir)
+        sharding.connect(self.mesh)
         train = self.settings.train
         self.guard = ReplicaGuard(self.like) if train.check_replicas_every else None
         self.watchdog = Watchdog(train.watchdog_seconds)
