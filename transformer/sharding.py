@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -89,22 +88,6 @@ def make_mesh(sizes: settings.Mesh, devices: Sequence[jax.Device] | None = None)
         joined = mesh_utils.create_hybrid_device_mesh(within, between, devices)
         return jax.sharding.Mesh(joined, tuple(shape), axis_types=kinds)
     return jax.make_mesh(tuple(shape.values()), tuple(shape), axis_types=kinds, devices=devices)
-
-
-def connect(mesh: jax.sharding.Mesh) -> None:
-    """Has processes with CPU devices make the connections that programs on `mesh` may need, one after another.
-
-    Gloo, by which CPUs exchange, connects a group of devices when a program first asks for it, and gives the others of
-    the group 30 s. Groups that a program needs independently of each other it asks for in any order, and in another one
-    in another process: all then wait. A group is of any mesh axes in any order.
-    """
-    if jax.process_count() == 1 or mesh.devices.flat[0].platform != "cpu":
-        return
-    axes = [name for name, size in mesh.shape.items() if size > 1]
-    for names in itertools.chain.from_iterable(itertools.permutations(axes, n + 1) for n in range(len(axes))):
-        gather = functools.partial(jax.lax.all_gather, axis_name=names)
-        spread = jax.shard_map(gather, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)
-        jax.block_until_ready(jax.jit(spread)(np.ones((), np.float32)))
 
 
 def mesh_axes(

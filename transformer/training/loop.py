@@ -84,7 +84,6 @@ class _Loop:
         with distributed.together("checking the run"):
             self._check(run)
         self._open(run, workdir)
-        sharding.connect(self.mesh)
         train = self.settings.train
         self.guard = ReplicaGuard(self.like) if train.check_replicas_every else None
         self.watchdog = Watchdog(train.watchdog_seconds)
@@ -195,6 +194,7 @@ class _Loop:
                 # Who waits in a step for one that still compiles loses patience: Gloo's, on CPUs, is 30 s.
                 self.train_step.lower(state, batch).compile()
                 distributed.meet("the training step is compiled")
+                self.watchdog.report("compiling the training step")
             state, values = self.train_step(state, batch)
             step += 1
             if step % train.log_every == 0 or step == steps:
