@@ -37,10 +37,15 @@ from transformer.settings import SettingsError
 from transformer.sharding import ShardingError
 from transformer.spec import SpecError
 from transformer.tokenizer import Tokenizer
+from transformer.training.guard import SkippedError
 from transformer.training.loop import train
+from transformer.training.profile import parse_window
 from transformer.training.replicas import ReplicaError
 
-MISTAKES = (SettingsError, SpecError, ShardingError, WorkdirError, CheckpointError, DistributedError, ReplicaError)
+MISTAKES = (
+    SettingsError, SpecError, ShardingError, WorkdirError, CheckpointError, DistributedError, ReplicaError,
+    SkippedError,
+)  # fmt: skip
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
@@ -51,7 +56,9 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str
         "The same command resumes from the newest checkpoint of the workdir.",
     )
     parser.add_argument(
-        "--config", default="configs/llama3.py:mini", help="FILE.py[:size] or FAMILY[:size] (%(default)s)"
+        "--config",
+        default="configs/llama3.py:mini",
+        help="FILE.py[:size] or FAMILY[:size], and fields behind it: llama3:mini,train.steps=100 (%(default)s)",
     )
     parser.add_argument(
         "--init-from",
@@ -60,6 +67,9 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str
         "directory (or training workdir), everything else from the config",
     )
     parser.add_argument("--workdir", required=True, help="directory of the run: checkpoints, metrics, config")
+    parser.add_argument(
+        "--profile", metavar="steps=A:B", help="record steps A to B with JAX's profiler, into the workdir's profile/"
+    )
     parser.add_argument("--quiet", action="store_true", help="print errors only")
     hosts = parser.add_argument_group("several processes", "one on each host; docs/launch.md")
     hosts.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 is to be met")
@@ -126,7 +136,7 @@ def run_flags(flags: argparse.Namespace, overrides: list[tuple[str, str]], log: 
         start_from(flags.init_from, values, overrides)
     for name, text in overrides:
         override(values, name, text)
-    run = resolve(values)
+    run, profile = resolve(values), parse_window(flags.profile) if flags.profile else None
     timeouts = dict(start_seconds=flags.start_timeout, heartbeat_seconds=flags.heartbeat_timeout)
     distributed.join(flags.coordinator, flags.num_processes, flags.process_id, **timeouts)
     if jax.process_index() > 0:
@@ -136,7 +146,7 @@ def run_flags(flags: argparse.Namespace, overrides: list[tuple[str, str]], log: 
         return flops_per_token(run.spec, length, training=True, source_len=source).total
 
     hooks = dict(count_flops=count_flops, sampler=sampler(run), matcher=exact_match)
-    result = train(run, flags.workdir, **hooks, quiet=flags.quiet)
+    result = train(run, flags.workdir, **hooks, profile=profile, quiet=flags.quiet)
     if not flags.quiet and result.finished and jax.process_index() == 0:
         print(f"done: {flags.workdir}")
 

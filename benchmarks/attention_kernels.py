@@ -4,7 +4,7 @@
     python benchmarks/attention_kernels.py --chips v5e --shapes "gpt-oss local"
 
 needs the libtpu of `jax[tpu]` (or TPU_LIBRARY_PATH=.../libtpu.so) and no TPU. Nothing runs, nothing is timed.
-Several at once need ALLOW_MULTIPLE_LIBTPU_LOAD=1.
+Several at once need ALLOW_MULTIPLE_LIBTPU_LOAD=1. `attention_beside.py` measures tokamax's kernels alike.
 """
 
 import argparse
@@ -153,18 +153,31 @@ class Schedules:
         dump = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_dump_category_filter=utilization"
         os.environ["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {dump}"
 
-    def busy(self) -> dict[str, float]:
-        """The MXUs' part of the bundles from a kernel's first product to its last, of what was compiled since."""
-        parts = {}
+    def take(self) -> dict[str, "Schedule"]:
+        """Those of the kernels that were compiled since."""
+        found = {}
         for path in self.folder.glob("*utilization.txt"):
-            if name := re.search(r"splash_(forward|d_queries|d_keys_values)", path.name):
+            if name := re.search(r"splash_(forward|d_queries|d_keys_values|mha_fwd|mha_dkv)", path.name):
                 lines = [line.split() for line in path.read_text().splitlines()]
-                mxus = int(lines[2][0])
                 issued = np.array([int(line[0]) for line in lines[4:]])
                 used = np.flatnonzero(issued)
-                parts[name[0]] = issued.sum() / mxus / (used[-1] - used[0] + 1)
+                found[name[0]] = Schedule(int(lines[2][0]), int(issued.sum()), int(used[-1] - used[0] + 1))
             path.unlink()
-        return parts
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """A kernel's bundles from its first product to its last, and what they issue to so many MXUs."""
+
+    mxus: int
+    issued: int
+    bundles: int
+
+    @property
+    def busy(self) -> float:
+        """The MXUs' part."""
+        return self.issued / self.mxus / self.bundles
 
 
 def rows(chip: str, name: str, problem: Problem, schedules: Schedules) -> list[str]:
@@ -174,7 +187,7 @@ def rows(chip: str, name: str, problem: Problem, schedules: Schedules) -> list[s
         used = vmem_used(compiled(problem, on).as_text())
     except jax.errors.JaxRuntimeError as error:
         return [f"| {name} | {chip} | | | | | | {_first_words(error)} |"]
-    busy = schedules.busy()
+    busy = {kernel: schedule.busy for kernel, schedule in schedules.take().items()}
     for backward in (False, True):
         best = blocks.choose(on.device_kind, problem.shape, problem.mask, backward)
         kernels = [kernel for kernel in used if ("forward" in kernel) != backward]

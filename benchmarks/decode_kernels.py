@@ -33,6 +33,7 @@ from transformer import config, families, settings, sharding
 from transformer.kernels import decode, decode_blocks
 from transformer.nn.context import make_context
 from transformer.nn.latent_attention import LatentAttention
+from transformer.ops import cache_rows
 from transformer.ops.attention import Call, Extra, Where
 from transformer.ops.cache import KVCache
 from transformer.spec import Mask
@@ -106,8 +107,9 @@ def abstract(mesh: jax.sharding.Mesh, shape: tuple[int, ...], dtype, straight: b
 
 def abstract_cache(mesh: jax.sharding.Mesh, batch: int, heads: int, slots: int, dims, kept: str) -> KVCache:
     """A stacked cache with its first layer in view."""
-    lead = (LAYERS, batch)
-    keys, values = (abstract(mesh, (*lead, heads, slots, dim), kept, straight=dim > 0) for dim in dims)
+    lead, count = (LAYERS, batch), cache_rows.together(slots, *dims)
+    shapes = [(*lead, heads, *cache_rows.shape(slots, dim, count)) for dim in dims]
+    keys, values = (abstract(mesh, shape, kept, straight=shape[-1] > 0) for shape in shapes)
     scale = abstract(mesh, (*lead, heads, slots), jnp.float32, straight=True) if kept == "int8" else None
     positions, layer = abstract(mesh, (*lead, slots), jnp.int32), abstract(mesh, (), jnp.int32)
     return KVCache(keys, values, positions, scale, scale if dims[1] else None, layer)
@@ -136,24 +138,30 @@ def copies(text: str, numbers: int) -> int:
     return sum(math.prod(int(n) for n in dims.split(",") if n) >= numbers for dims in found)
 
 
-def moved_bytes(text: str, kernel: int) -> int:
-    """Bytes that the operations of a program read from HBM and write there, `kernel` of them by the decode kernel.
+def moved_bytes(text: str, kernel: int, cache: int) -> int:
+    """Bytes that the operations of a program read from HBM and write there.
 
     The compiler's own sum counts what lies in nearer memories, and both loads of what is loaded for the next call, too.
-    Scatters are in place: what they move is too little to count.
+    Scatters are in place: what they move is too little to count; gathers read what they give.
+
+    Args:
+      kernel: bytes of keys and values that the decode kernel reads; what else it reads is smaller than `cache` bytes.
     """
     here, early, total = {}, set(), 0
     line = re.compile(r"^\s*(?:ROOT )?%(\S+) = (.*?) ([\w\-]+)\((.*)$", re.MULTILINE)
     for name, kind, operation, rest in line.findall(_entry(text)):
         operands = re.findall(r"%([\w.\-]+)", rest.split("), ")[0])
-        read, here[name] = sum(here.get(operand, 0) for operand in operands), _bytes(kind)
+        sizes = [here.get(operand, 0) for operand in operands]
+        read, here[name] = sum(sizes), _bytes(kind)
         if operation.endswith("-start"):  # what it takes along is counted where it arrives
             here[name] = 0
             early |= {name} if "cross_program_prefetch" in rest else set()
         elif operation.endswith("-done"):
             total += here[name] + (0 if operands[0] in early else _bytes(kind, everywhere=True))
-        elif name.startswith("decode_attention"):
-            total += kernel
+        elif name.startswith("decode_attention"):  # and queries, positions and output, those in HBM
+            total += kernel + sum(size for size in sizes if size < cache) + here[name]
+        elif name.startswith("gather"):
+            total += 2 * here[name]
         elif operation not in UNMOVED and not name.startswith("scatter"):
             total += read + here[name]
     return total
@@ -210,16 +218,18 @@ def measure_latent_step(chip: str, batch: int, slots: int) -> dict:
         return nn.meta.unbox(net.init(jax.random.key(0), x, make_context((spec.rope,), positions), None)["params"])
 
     params = jax.tree.map(lambda p: abstract(mesh, p.shape, jnp.bfloat16), jax.eval_shape(init))
-    x, positions = abstract(mesh, (batch, 1, model.d_model), jnp.bfloat16), abstract(mesh, (batch, 1), jnp.int32)
+    x, at = abstract(mesh, (batch, 1, model.d_model), jnp.bfloat16), abstract(mesh, (batch, 1), jnp.int32)
     dims = spec.cache_dims
     cache = abstract_cache(mesh, batch, 1, slots, (dims.key, dims.value), "bfloat16")
     places = dataclasses.replace(jax.tree.map(lambda a: a.format if a.size else a.sharding, cache), layer=None)
     with jax.set_mesh(mesh):
         step = jax.jit(apply, donate_argnums=3, out_shardings=(None, places))
-        compiled = step.lower(params, x, positions, cache).compile()
+        compiled = step.lower(params, x, at, cache).compile()
     weights = sum(p.size * 2 for p in jax.tree.leaves(params))
-    held, padded = (batch * slots * (width * 2 + 4) for width in (dims.key, -(-dims.key // 128) * 128))
-    moved = moved_bytes(compiled.as_text(), kernel=padded)
+    held, positions = batch * slots * (dims.key * 2 + 4), batch * slots * 4
+    rows, lanes = cache.keys.shape[-2:]
+    padded = batch * rows * -(-lanes // cache_rows.LANES) * cache_rows.LANES * 2 + positions
+    moved = moved_bytes(compiled.as_text(), kernel=padded - positions, cache=LAYERS * batch * slots * dims.key)
     return dict(
         step=f"DeepSeek-V3 attention layer, {batch} x {slots}",
         chip=chip,

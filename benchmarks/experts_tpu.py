@@ -21,17 +21,14 @@ os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
 import jax
-import jax.numpy as jnp
-from jax.experimental import topologies
 
 from benchmarks import pages
-from transformer import config, sharding, spec
+from transformer import config, programs, sharding, spec
 from transformer.nn.model import Transformer
+from transformer.planning import chips, topology
 from transformer.training.state import abstract_state
 from transformer.training.step import compile_train_step
 
-# GiB that the compiler offers a device, by its kind.
-HBM = {"TPU v4": 31.75, "TPU v5 lite": 15.75, "TPU v5": 95.74, "TPU v6 lite": 31.25, "TPU7x": 94.75}
 HEAD = ["model", "layers", "slice", "mesh", "rows x length", "GiB of", "ragged", "MB at most", "of the rows'", "CPU s"]
 NAME = "benchmarks/experts_tpu.py"
 
@@ -47,23 +44,6 @@ def resolved(args) -> config.Run:
     page.compute.update(dict(dtype="bfloat16", remat="full", **exchange))
     page.mesh.update(dict(data=1, fsdp=-1, expert=args.expert))
     return config.resolve(page)
-
-
-def topology(name: str):
-    """The slice: links go around where a dimension is whole, a row of 16 in two dimensions or cubes of 4 in three."""
-    sizes = [int(size) for size in name.split(":")[1].split("x")]
-    ring = 16 if len(sizes) == 2 else 4
-    wrap = tuple(size % ring == 0 for size in sizes) + (False,) * (3 - len(sizes))
-    return topologies.get_topology_desc(platform="tpu", topology_name=name, wrap=wrap)
-
-
-def abstract_batch(run: config.Run, mesh: jax.sharding.Mesh) -> dict:
-    """Shapes of a batch."""
-    place = sharding.batch_sharding(mesh)
-    shape = run.settings.data.batch_size, run.settings.data.seq_len
-    integers = ("tokens", "targets", "target_bytes", "segment_ids", "positions")
-    batch = {name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place) for name in integers}
-    return batch | {"weights": jax.ShapeDtypeStruct(shape, jnp.float32, sharding=place)}
 
 
 def exchanged_bytes(text: str) -> list[int]:
@@ -100,7 +80,7 @@ def row(run: config.Run, args, compiled, seconds: float) -> list[str]:
         args.topology,
         f"fsdp {args.devices // args.expert} x expert {args.expert}",
         f"{args.rows} x {args.seq_len}",
-        f"{used / 2**30:.1f} of {HBM[args.kind]}",
+        f"{used / 2**30:.1f} of {chips.of_kind(args.kind).offered / chips.GIB:.2f}",
         str(len(sent)),
         _spread([size / 1e6 for size in sent], "{:.1f}"),
         _spread([size / rows for size in sent], "{:.2f}"),
@@ -131,14 +111,18 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Compiles, prints, and writes if asked."""
     args = arguments()
-    devices = topology(args.topology).devices
+    devices = topology.parse(args.topology).describe()
     args.devices, args.kind = len(devices), devices[0].device_kind
     run = resolved(args)
     mesh = sharding.make_mesh(run.settings.mesh, devices)
     model = Transformer(run.spec, run.settings.compute)
     state = abstract_state(model, run.settings, mesh)
     # Made outside of the mesh, on which nothing can be computed.
-    train_step, batch, start = compile_train_step(model, run.settings), abstract_batch(run, mesh), time.process_time()
+    train_step, batch, start = (
+        compile_train_step(model, run.settings),
+        programs.abstract_batch(run, mesh),
+        time.process_time(),
+    )
     with jax.set_mesh(mesh):
         try:
             compiled = train_step.lower(state, batch).compile()

@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, help="B; default: MODELS")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
     parser.add_argument("--attention", default="auto", help="our compute.attention (default: auto)")
-    parser.add_argument("--loss-chunk", type=int, default=8192, help="our compute.loss_chunk (default: 8192)")
+    parser.add_argument("--loss-chunk", type=int, default=1024, help="our compute.loss_chunk (default: 1024)")
     parser.add_argument("--torch-attention", default="sdpa", choices=["sdpa", "eager"])
     parser.add_argument("--torch-experts", default="grouped_mm", choices=["grouped_mm", "batched_mm", "eager"])
     parser.add_argument("--pairs", type=int, default=5, help="measurements of each side (default: 5)")

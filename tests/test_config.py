@@ -8,7 +8,7 @@ import transformer
 from transformer import config, families, sharding
 from transformer.nn import initial
 from transformer.nn.model import Transformer
-from transformer.settings import Mesh, Settings, SettingsError
+from transformer.settings import Group, Mesh, Settings, SettingsError
 from transformer.spec import SpecError
 
 
@@ -33,11 +33,33 @@ def test_a_page_starts_from_the_default_settings():
         ("gpt2:huge", "huge.*unknown; use one of tiny, small"),
         ("configs/none.py", "no such file"),
         ("configs/common.py", "no get_config"),
+        ("gpt2:tiny,train.stepps=3", "train.stepps.*did you mean train.steps"),
+        ("gpt2:tiny,3", "'3' behind the size is no field=value"),
+        ("gpt2:tiny,trane.steps=3", "no such group"),
     ],
 )
 def test_wrong_references_are_told(reference, match):
     with pytest.raises(SettingsError, match=match):
         config.load_config(reference)
+
+
+def test_fields_behind_a_size_are_overrides():
+    """With commas in brackets and quotes left alone; a default size may stay unsaid."""
+    texts = {
+        "train.steps": "70", "data.paths": "('a,b', 'c')", "data.source": "text", "data.tokenizer": "x{1}.json",
+        "optimizer.groups": "({'axes': ('vocab', 'embed'), 'lr': 0.5},)",
+    }  # fmt: skip
+    found = config.load_config("gpt2:tiny," + ",".join(f"{name}={text}" for name, text in texts.items()))
+    values = config.load_config("gpt2:tiny").to_dict()
+    for name, text in texts.items():
+        config.override(values, name, text)
+    assert config.resolve(found) == config.resolve(values)
+    settings = config.resolve(found).settings
+    assert settings.data.paths == ("a,b", "c") and settings.optimizer.groups == (
+        Group(axes=("vocab", "embed"), lr=0.5),
+    )
+    unsaid, plain = (config.resolve(config.load_config(name)) for name in ("llama3:,train.steps=90", "llama3"))
+    assert unsaid.spec == plain.spec and unsaid.settings.train.steps == 90
 
 
 def test_a_page_elsewhere_is_loaded_by_its_path(tmp_path):

@@ -104,6 +104,7 @@ def test_int_stands_for_float_and_stays_exact():
         (Data, dict(source="pairs", objective="pairs", paths=("a",), direction="both"), "data.direction='both'"),
         (Optimizer, dict(schedule="inverse_sqrt", warmup_steps=0), "optimizer.warmup_steps=0"),
         (Optimizer, dict(schedule="constant", end_lr_fraction=0.2), "optimizer.end_lr_fraction=0.2"),
+        (Train, dict(z_loss=-1e-4), "train.z_loss=-0.0001"),
         (Train, dict(label_smoothing=1.0), "train.label_smoothing=1.0"),
         (Train, dict(label_smoothing=0.1, mtp_weight=0.3), "train.label_smoothing=0.1"),
         (Optimizer, dict(peak_lr=0.0), "optimizer.peak_lr=0.0"),

@@ -29,10 +29,14 @@ class Run:
 def load_config(reference: str) -> ConfigDict:
     """The config that "configs/llama3.py:8b", "llama3:8b" or "llama3" (the page's default size) names.
 
+    Fields may follow, so that one text names a run of a sweep: "llama3:mini,train.steps=100,optimizer.peak_lr=1e-2".
+    Values are written as for `override`.
+
     Raises:
-      SettingsError: no such page or size, or a page without get_config.
+      SettingsError: no such page, size or field, or a page without get_config.
     """
-    name, _, size = reference.partition(":")
+    name, _, rest = reference.partition(":")
+    size, *options = _parts(rest)
     page = _page_at(name) if name.endswith(".py") or os.sep in name else _page_named(name)
     if not hasattr(page, "get_config"):
         raise SettingsError(f"config={reference!r}: {page.__file__} has no get_config(size)")
@@ -42,7 +46,31 @@ def load_config(reference: str) -> ConfigDict:
         raise SettingsError(f"config={reference!r}: {error}") from None
     if not isinstance(found, ConfigDict):
         raise SettingsError(f"config={reference!r}: get_config gives {type(found).__name__}, expected a ConfigDict")
-    return found
+    if not options:
+        return found
+    values = found.to_dict()
+    for option in options:
+        field, equals, text = option.partition("=")
+        if not equals:
+            raise SettingsError(f"config={reference!r}: {option!r} behind the size is no field=value")
+        override(values, field, text)
+    return ConfigDict(values)
+
+
+def _parts(text: str) -> list[str]:
+    """What stands between the commas of a text that are within no brackets and no quotes."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        depth += not quote and ((letter in "([{") - (letter in ")]}"))
+        if letter == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
 
 
 def _page_at(path: str):

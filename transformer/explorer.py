@@ -10,7 +10,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m transformer.explorer", description=__doc__.split(":")[0] + ".")
     parser.add_argument("out", type=Path, metavar="OUT.html", help="the page to write; it needs no other file")
     parser.add_argument("--language", choices=("en", "zh"), default="en")
-    parser.add_argument("--theme", choices=("light", "dark"), default="light")
+    parser.add_argument("--theme", choices=("auto", "light", "dark"), default="auto", help="auto: the reader's own")
     return parser.parse_args(argv)
 
 
@@ -21,6 +21,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {arguments.out}: no directory {arguments.out.parent}; make it first", file=sys.stderr)
         return 2
     try:
+        import jax
+
+        jax.config.update("jax_num_cpu_devices", 8)  # that stand in for a mesh
         from transformer.figures.page import page  # here, so that --help waits for nothing
     except ImportError as error:
         print(f"error: {error}", file=sys.stderr)

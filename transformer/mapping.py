@@ -48,6 +48,9 @@ def _coerce(hint: Any, value: Any, name: str) -> Any:
     if origin is tuple:
         check(isinstance(value, list | tuple), name, value, f'expected a list; write ("{value}",) for one item')
         return tuple(_coerce(args[0], item, f"{name}[{i}]") for i, item in enumerate(value))
+    if origin is dict:
+        check(isinstance(value, Mapping), name, value, "expected a group of fields")
+        return {key: _coerce(args[1], item, f"{name}.{key}") for key, item in value.items()}
     if hint is float and (type(value) is int or value == "inf"):
         return float(value)
     check(type(value) is hint, name, value, f"expected {hint.__name__}, got {type(value).__name__}")

@@ -7,31 +7,21 @@ Every field takes effect or is refused with a message that names the field, the 
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-DType = Literal["float32", "bfloat16"]
-PAIR_SOURCES = ("pairs", "numbers", "dates", "reversal", "sort")  # the other sources are of documents
-# What JAX calls memory of the host that devices can read and write.
-HOST_MEMORY = "pinned_host"
+from transformer.checks import HOST_MEMORY, DType, SettingsError, check
+from transformer.data_settings import PAIR_SOURCES, Component, Data
+from transformer.optimizer_settings import Group, Optimizer
+
+__all__ = [
+    "HOST_MEMORY", "PAIR_SOURCES", "POINTS", "Balance", "Component", "Compute", "Data", "Group", "Mesh", "Optimizer",
+    "Settings", "SettingsError", "Train", "check",
+]  # fmt: skip
+
 # Points of a layer that remat can keep by name, in the order in which they are computed.
 POINTS = (
     "q", "k", "v", "attended", "attention_out", "cross_out", "ffn_gate", "ffn_up", "ffn_out", "residual",
 )  # fmt: skip
-# Which objectives a field of Data takes effect in.
-_USED_BY = {
-    "noise_density": ("masked", "spans"), "mean_span": ("spans",), "whole_word": ("masked",),
-    "target_len": ("spans", "prefix", "pairs"),
-}  # fmt: skip
-
-
-class SettingsError(ValueError):
-    """A setting can't be used; the message names the field, its value and the remedy."""
-
-
-def check(condition: bool, name: str, value: Any, remedy: str) -> None:
-    """Raises `SettingsError` naming the field, the value and the remedy unless `condition` holds."""
-    if not condition:
-        raise SettingsError(f"{name}={value!r}: {remedy}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +37,12 @@ class Compute:
     expert_capacity: float = 1.25  # slots of an expert in "capacity", times an even share of the assignments
     expert_exchange: Literal["auto", "all_to_all", "all_gather"] = "auto"  # how tokens reach other devices' experts
     expert_buffer: float = 2.0  # rows received by all_to_all, times an even share; what overflows takes all_gather
+    reduce_dtype: DType | None = None  # of the sums over devices of weights' gradients; None: dtype
     remat: Literal["none", "dots", "names", "full"] = "none"  # what the backward pass computes again: nothing … all
     remat_names: tuple[str, ...] = ()  # those of `POINTS` that remat="names" keeps
     offload_names: tuple[str, ...] = ()  # those that it keeps in the host's memory; not on CPUs
     unroll: int = 1  # body repeats unrolled per scan step
-    loss_chunk: int = 8192  # vocabulary columns of logits alive at once
+    loss_chunk: int = 1024  # positions of a device whose logits are alive at once
     rules: Literal["default", "sequence", "decode"] = "default"  # preset of sharding.py: logical axes -> mesh axes
 
     def __post_init__(self):
@@ -63,7 +54,7 @@ class Compute:
             check(0 < value < math.inf, f"compute.{name}", value, "use a positive factor, such as 1.25")
         self._check_names()
         check(self.unroll >= 1, "compute.unroll", self.unroll, "use 1 (a plain scan) or more")
-        check(self.loss_chunk >= 128, "compute.loss_chunk", self.loss_chunk, "use at least 128 vocabulary columns")
+        check(self.loss_chunk >= 128, "compute.loss_chunk", self.loss_chunk, "use at least 128 positions")
 
     def _check_names(self) -> None:
         remat, kept, moved = self.remat, self.remat_names, self.offload_names
@@ -96,90 +87,6 @@ class Mesh:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
-    """Text, tokenizer, what is to be predicted of what, and rows."""
-
-    source: Literal["python_docs", "text", "pairs", "numbers", "dates", "reversal", "sort"] = "python_docs"
-    paths: tuple[str, ...] = ()  # files or globs: UTF-8 text for source="text"; .tsv and .jsonl for source="pairs"
-    direction: Literal["forward", "backward", "both"] = "forward"  # of pairs: source -> target, or target -> source
-    tokenizer: str = "bytes"  # "bytes", or the path of a Hugging Face tokenizer.json
-    objective: Literal["causal", "masked", "spans", "prefix", "pairs"] = "causal"
-    noise_density: float = 0.15  # fraction of the tokens that "masked" and "spans" hide
-    mean_span: float = 3.0  # tokens of a hidden span, on average
-    whole_word: bool = False  # "masked" hides words, not tokens
-    seq_len: int = 256  # T; of an encoder-decoder the encoder's, S
-    target_len: int | None = None  # T of an encoder-decoder; None: what its objective fills beside seq_len
-    batch_size: int = 16  # B, rows of one optimiser step over all processes
-    validation_fraction: float = 0.05  # of the documents or pairs, chosen by content hash
-    seed: int = 0
-
-    def __post_init__(self):
-        check(self.seq_len >= 2, "data.seq_len", self.seq_len, "a row needs at least 2 tokens")
-        check(self.batch_size >= 1, "data.batch_size", self.batch_size, "use at least 1 row")
-        fraction = self.validation_fraction
-        check(0 < fraction < 1, "data.validation_fraction", fraction, "use a fraction between 0 and 1, such as 0.05")
-        source, paths, files = self.source, self.paths, self.source in ("text", "pairs")
-        check(files or not paths, "data.paths", paths, 'paths need data.source="text" or "pairs"')
-        check(not files or bool(paths), "data.paths", paths, f'data.source="{source}" needs at least one path')
-        ways = {"pairs": ("forward", "backward"), "numbers": ("forward", "backward", "both")}.get(source, ("forward",))
-        remedy = f'data.source="{source}" goes {" or ".join(ways)}'
-        check(self.direction in ways, "data.direction", self.direction, remedy)
-        self._check_objective()
-
-    def _check_objective(self) -> None:
-        objective, of_pairs = self.objective, self.source in PAIR_SOURCES
-        use = 'pairs; use "pairs"' if of_pairs else f"documents; use another objective, or one of {PAIR_SOURCES}"
-        remedy = f'data.source="{self.source}" is of {use}'
-        check(of_pairs == (objective == "pairs"), "data.objective", objective, remedy)
-        density, span, length = self.noise_density, self.mean_span, self.target_len
-        check(0 < density < 1, "data.noise_density", density, "use a fraction between 0 and 1, such as 0.15")
-        check(1 <= span < math.inf, "data.mean_span", span, "use at least 1 token")
-        check(length is None or length >= 2, "data.target_len", length, "a row needs at least 2 tokens")
-        for name, users in _USED_BY.items():
-            value, default = getattr(self, name), getattr(type(self), name)
-            remedy = f"data.objective={objective!r} has no use for it; leave it at {default!r}"
-            check(objective in users or value == default, f"data.{name}", value, remedy)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Optimizer:
-    """AdamW with linear warm-up and a schedule, clipped by the global gradient norm."""
-
-    peak_lr: float = 3e-3
-    schedule: Literal["cosine", "linear", "inverse_sqrt", "constant"] = "cosine"  # after the warm-up
-    end_lr_fraction: float = 0.1  # "cosine" and "linear" end at this fraction of peak_lr
-    warmup_steps: int = 20
-    b1: float = 0.9
-    b2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.1  # matrices only: norms, biases, sinks and tables of positions are exempt
-    clip_norm: float = 1.0
-    moments_dtype: DType = "float32"  # of the moments between steps; they are computed in float32
-    moments_memory: Literal["device", "pinned_host"] = "device"  # where they rest; not on CPUs
-
-    def __post_init__(self):
-        check(0 < self.peak_lr < math.inf, "optimizer.peak_lr", self.peak_lr, "use a positive, finite learning rate")
-        end = self.end_lr_fraction
-        check(0 <= end <= 1, "optimizer.end_lr_fraction", end, "use 0 to 1")
-        schedule, warmup, default = self.schedule, self.warmup_steps, type(self).end_lr_fraction
-        remedy = f"optimizer.schedule={schedule!r} has no end; leave it at {default}"
-        check(schedule in ("cosine", "linear") or end == default, "optimizer.end_lr_fraction", end, remedy)
-        check(warmup >= 0, "optimizer.warmup_steps", warmup, "use 0 or more steps")
-        remedy = f'optimizer.schedule="{schedule}" is in units of the warm-up; use 1 step or more'
-        check(schedule != "inverse_sqrt" or warmup >= 1, "optimizer.warmup_steps", warmup, remedy)
-        check(0 <= self.b1 < 1, "optimizer.b1", self.b1, "use a value in [0, 1)")
-        check(0 <= self.b2 < 1, "optimizer.b2", self.b2, "use a value in [0, 1)")
-        check(0 < self.eps < math.inf, "optimizer.eps", self.eps, "use a positive, finite epsilon")
-        check(0 <= self.weight_decay < math.inf, "optimizer.weight_decay", self.weight_decay, "use 0 or more")
-        # Of steps below half of its spacing, bfloat16 rounds every one away: a moment would never decay.
-        remedy = 'optimizer.moments_dtype="bfloat16" rounds so small steps away; use at most 0.99, or "float32"'
-        for name in ("b1", "b2"):
-            fits = self.moments_dtype == "float32" or getattr(self, name) <= 0.99
-            check(fits, f"optimizer.{name}", getattr(self, name), remedy)
-        check(self.clip_norm > 0, "optimizer.clip_norm", self.clip_norm, "use a positive norm (inf: no clipping)")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Balance:
     """What keeps the experts of a mixture evenly used; 0 is nothing.
 
@@ -204,6 +111,7 @@ class Train:
     accumulate: int = 1  # microbatches per optimiser step; must divide data.batch_size
     accumulate_dtype: DType = "float32"  # of the sum of the microbatches' gradients
     mtp_weight: float = 0.0  # of multi-token prediction in the loss; positive in models that have it, else 0
+    z_loss: float = 0.0  # times the mean of log²Z of the head's logits is added to the loss (1e-4 in PaLM)
     label_smoothing: float = 0.0  # share of the target that the loss spreads evenly over the vocabulary
     log_every: int = 10
     eval_every: int = 100
@@ -211,7 +119,12 @@ class Train:
     eval_pairs: int = 0  # held-out pairs that the model must answer exactly, for data.objective="pairs"; 0: none
     checkpoint_every: int = 100
     keep_checkpoints: int = 2
+    norms_every: int = 0  # how large gradients, parameters and activations of each layer are is recorded
     check_replicas_every: int = 0  # steps after which copies of parameters and state on all devices are compared
+    spike: float = (
+        0.0  # standard deviations that a loss may lie above its running mean, else the step is skipped; 0: any
+    )
+    stop_after_skipped: int = 10  # steps skipped in a row, for that or a loss or gradient that isn't finite; 0: never
     watchdog_seconds: float = 0.0  # a run that does nothing for so long ends, with all stacks; 0: it waits for ever
     sample_every: int = 0
     sample_prompts: tuple[str, ...] = ("The ",)
@@ -223,8 +136,11 @@ class Train:
         check(kind == "float32" or self.accumulate > 1, "train.accumulate_dtype", kind, remedy)
         for name in ("steps", "accumulate", "eval_batches", "keep_checkpoints", "sample_tokens", "log_every"):
             check(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "use at least 1")
-        for name in ("eval_every", "checkpoint_every", "sample_every", "check_replicas_every"):
+        for name in ("eval_every", "checkpoint_every", "sample_every", "norms_every", "check_replicas_every"):
             check(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "use 0 (never) or more steps")
+        check(0 <= self.spike < math.inf, "train.spike", self.spike, "use 0 (off) or a few deviations, such as 6")
+        limit = self.stop_after_skipped
+        check(limit >= 0, "train.stop_after_skipped", limit, "use 0 (never) or more steps")
         patience = self.watchdog_seconds
         check(0 <= patience < math.inf, "train.watchdog_seconds", patience, "use 0 (never) or a number of seconds")
         check(self.eval_pairs >= 0, "train.eval_pairs", self.eval_pairs, "use 0 (none) or more pairs")
@@ -236,6 +152,7 @@ class Train:
         )
         weight = self.mtp_weight
         check(0 <= weight < math.inf, "train.mtp_weight", weight, "use 0 or more (0.3, then 0.1, in DeepSeek-V3)")
+        check(0 <= self.z_loss < math.inf, "train.z_loss", self.z_loss, "use 0 (off) or a small factor, such as 1e-4")
         smoothing = self.label_smoothing
         check(0 <= smoothing < 1, "train.label_smoothing", smoothing, "use 0 (off) or a small fraction, such as 0.1")
         remedy = "use 0: train.mtp_weight > 0 trains on the plain loss"

@@ -30,7 +30,7 @@ _TRAINING: dict[str, tuple[str, ...]] = {
     ax.EXPERTS: ("expert",),
     ax.EXPERT_EMBED: ("fsdp", "context"),
     ax.ROUTES: (),
-    ax.LATENT: ("fsdp", "expert", "context"),
+    ax.LATENT: ("fsdp", "context"),
     ax.LATENT_OUT: (),
     ax.LAYERS: (),
     ax.NORM: (),
@@ -45,6 +45,7 @@ _TRAINING: dict[str, tuple[str, ...]] = {
 
 # One preset serves data parallelism, FSDP, expert, context and tensor parallelism and their products: the sizes of the
 # mesh choose. What is no expert's is split over the expert axis as over fsdp, and everything over the context axis too.
+# Latents have too few features for that: 512, where a slice for such models has 1,024 devices.
 # "sequence" splits the residual stream and its norms over the tensor axis as well, along the length: what a layer's
 # devices add up is scattered, and gathered before the next layer (Korthikanti et al. 2022, arXiv:2205.05198, 4.2.2).
 # Decoding has one token a row and no length to split: its rows are split over the context axis instead.
@@ -103,25 +104,26 @@ def partition_spec(
     mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
     rules: str = "default",
     what: str = "array",
-    reserved: str | None = None,
+    reserved: Sequence[str] = (),
 ) -> PartitionSpec:
     """The mesh axes of an array whose dimensions carry logical `names`; mesh axes of size 1 are left out.
 
     Args:
-      reserved: a logical name; its mesh axes split no dimension of another name.
+      reserved: logical names; the mesh axes of the first split no dimension of another name, those of the second none
+        of a name that is not before it, and so on.
 
     Raises:
       ShardingError: an unknown name, one mesh axis used for two dimensions, or a size that doesn't divide.
     """
     taken, entries = {}, []
+    owners = {axis: owner for owner in reversed(reserved) for axis in RULES[rules][owner]}
     if len(names) != len(shape):
         raise ShardingError(f"{what}: {len(names)} axis names {tuple(names)} for shape {tuple(shape)}")
     for name, size in zip(names, shape, strict=True):
         if name is not None and name not in ax.ALL:
             raise ShardingError(f"{what}: unknown logical axis {name!r}; axes.py lists {sorted(ax.ALL)}")
         used = mesh_axes(name, mesh, rules) if name else ()
-        if reserved is not None and name != reserved:
-            used = tuple(axis for axis in used if axis not in RULES[rules][reserved])
+        used = tuple(axis for axis in used if owners.get(axis, name) == name)
         for axis in used:
             if axis in taken:
                 raise ShardingError(f"{what}: axes {taken[axis]!r} and {name!r} both want mesh axis {axis!r}")
@@ -137,7 +139,7 @@ def partition_spec(
 
 
 def constrain(
-    x: jax.Array, names: Sequence[str | None], rules: str = "default", reserved: str | None = None
+    x: jax.Array, names: Sequence[str | None], rules: str = "default", reserved: Sequence[str] = ()
 ) -> jax.Array:
     """Pins an activation to the mesh; the identity only where no mesh is set. `reserved` as of `partition_spec`."""
     mesh = jax.sharding.get_abstract_mesh()
@@ -162,14 +164,25 @@ def into_stream(x: jax.Array, rules: str = "default") -> jax.Array:
 
 
 # The gradient of a constraint is laid out as its value: sums to be scattered would be kept whole on every device.
-into_branch.defvjp(lambda x, rules: (into_branch(x, rules), None), lambda rules, _, d: (into_stream(d, rules),))
+into_branch.defvjp(lambda x, rules: (into_branch(x, rules), None), lambda rules, _, d: (into_stream(alone(d), rules),))
 into_stream.defvjp(lambda x, rules: (into_stream(x, rules), None), lambda rules, _, d: (into_branch(d, rules),))
+
+
+def alone(x: jax.Array) -> jax.Array:
+    """x, which TPU compilers make by itself: fused with sums and activations behind it, a product takes up to twice
+    its time by their own estimates (docs/step.md)."""
+    return jax.lax.optimization_barrier(x) if platform() == "tpu" else x
 
 
 def ways(name: str, rules: str = "default") -> int:
     """Into how many parts the mesh in force splits a logical axis (1 where no mesh is set)."""
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in RULES[rules][name])
+
+
+def token_axes(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, rules: str = "default") -> tuple[str, ...]:
+    """The mesh axes, those of size 1 left out, along which devices have other tokens."""
+    return (*mesh_axes(ax.BATCH, mesh, rules), *mesh_axes(ax.LENGTH, mesh, rules))
 
 
 def platform() -> str:

@@ -1,4 +1,4 @@
-"""Text <-> token ids: one protocol, with bytes or a Hugging Face `tokenizer.json` behind it."""
+"""Text <-> token ids: one protocol, with bytes, a Hugging Face `tokenizer.json` or a SentencePiece model behind it."""
 
 import functools
 import hashlib
@@ -25,6 +25,7 @@ _COMMON_SPECIALS = {
     "mask": ("[MASK]", "<mask>"),
 }
 _SENTINEL = "<extra_id_{}>"
+_MODELS = ("tokenizer.model", "spiece.model")  # SentencePiece's, as checkpoints call them
 
 
 class Tokenizer(Protocol):
@@ -123,7 +124,7 @@ class HFTokenizer:
         except Exception as error:  # the library raises bare Exception
             raise SettingsError(
                 f"data.tokenizer={str(path)!r}: not a Hugging Face tokenizer.json ({error}); "
-                "convert other formats with the transformers library first"
+                "a SentencePiece file must be called .model; convert other formats with the transformers library first"
             ) from error
         # A tokenizer.json may carry these from whoever saved it; they would silently cut or pad documents.
         self._tokenizer.no_truncation()
@@ -136,7 +137,7 @@ class HFTokenizer:
         sentinels = (self._tokenizer.token_to_id(_SENTINEL.format(n)) for n in itertools.count())
         self.sentinel_ids = tuple(itertools.takewhile(lambda i: i is not None, sentinels))
         ends = () if self.eos_id is None else (self.eos_id,)
-        self.end_ids = (_published_ends(path) or ends) if published else ends
+        self.end_ids = (published_ends(path) or ends) if published else ends
         if published and self._tokenizer.encode("a").ids[:1] != [self.bos_id]:
             self.bos_id = None
         self._sha256 = hashlib.sha256(content).hexdigest()
@@ -215,23 +216,35 @@ class StreamDecoder:
 
 
 def load_tokenizer(name_or_path: str | Path, published: bool = False) -> Tokenizer:
-    """The tokenizer "bytes", or that of a Hugging Face tokenizer.json or of the directory that holds one.
+    """The tokenizer "bytes", or that of a tokenizer.json, a SentencePiece .model, or the directory that holds one.
 
-    `published` as in `HFTokenizer`.
+    `published` as in `HFTokenizer` and `SentencePieceTokenizer`.
 
     Raises:
-      SettingsError: there is no such file, or it is not a tokenizer.json.
+      SettingsError: there is no such file, it is neither of these, or the package sentencepiece is missing.
     """
     if name_or_path == "bytes":
         return ByteTokenizer()
     path = Path(name_or_path)
-    return HFTokenizer(path / "tokenizer.json" if path.is_dir() else path, published)
+    if path.is_dir():
+        path = tokenizer_file(path)
+    if path.suffix == ".model":
+        from transformer.sentence_pieces import SentencePieceTokenizer  # of those who have such a file
+
+        return SentencePieceTokenizer(path, published)
+    return HFTokenizer(path, published)
+
+
+def tokenizer_file(directory: Path) -> Path:
+    """The file in a directory that a tokenizer is made of; its tokenizer.json where there is none."""
+    names = ("tokenizer.json", *_MODELS)
+    return next((directory / name for name in names if (directory / name).is_file()), directory / names[0])
 
 
 def _special_ids(tokenizer: tokenizers.Tokenizer, path: Path) -> dict[str, int | None]:
     """An id a role: of what tokenizer_config.json says, else of the first common name among the added tokens."""
     config_path = path.with_name("tokenizer_config.json")
-    config = _json_beside(path, config_path.name)
+    config = json_beside(path, config_path.name)
     added = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
     ids: dict[str, int | None] = {}
     for role, names in _COMMON_SPECIALS.items():
@@ -249,10 +262,10 @@ def _special_ids(tokenizer: tokenizers.Tokenizer, path: Path) -> dict[str, int |
     return ids
 
 
-def _published_ends(path: Path) -> tuple[int, ...]:
+def published_ends(path: Path) -> tuple[int, ...]:
     """The `eos_token_id`, one or several, of the generation_config.json beside the file, else of its config.json."""
     for name in ("generation_config.json", "config.json"):
-        found = _json_beside(path, name).get("eos_token_id")
+        found = json_beside(path, name).get("eos_token_id")
         if found is not None:
             ids = found if isinstance(found, list) else [found]
             if not ids or not all(type(i) is int for i in ids):
@@ -261,7 +274,7 @@ def _published_ends(path: Path) -> tuple[int, ...]:
     return ()
 
 
-def _json_beside(path: Path, name: str) -> dict[str, Any]:
+def json_beside(path: Path, name: str) -> dict[str, Any]:
     """The JSON object of a file in the same directory; empty where there is none."""
     file = path.with_name(name)
     if not file.exists():

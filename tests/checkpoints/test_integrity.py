@@ -11,8 +11,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer import distributed, settings, sharding
-from transformer.checkpoints import integrity
-from transformer.checkpoints import workdir as workdirs
+from transformer.checkpoints import integrity, manager
 from transformer.checkpoints.workdir import Workdir, WorkdirError
 
 IDENTITY = {"kind": "bytes"}
@@ -185,7 +184,7 @@ def test_who_has_failed_in_a_save_meets_nobody(monkeypatch):
             if error:
                 raise error
         finally:  # where Orbax meets the others
-            workdirs._meet_unless_failed(key=str(error), timeout_ms=5)
+            manager._meet_unless_failed(key=str(error), timeout_ms=5)
 
     save()
     with pytest.raises(OSError, match="no room"):

@@ -32,6 +32,14 @@ def reduced(name: str) -> dict:
         case "expert_load":
             even = np.full((2, 8), 1 / 8)
             return dict(runs={"none": experts.Balancing(np.ones(3), even, even, np.ones(3), np.zeros((4, 2), int))})
+        case "step_traffic":
+            return dict(fsdp=2)
+        case "router_picks":
+            return dict(model=common.model("mixtral"), params=common.params("mixtral"), token_ids=[3, 1, 4, 1, 5])
+        case "training_curves" | "run_panels":
+            return dict(workdir="no run yet")
+        case "run_layers":
+            return dict(workdir="no run yet", what="gradient")
         case "receptive_field":
             return dict(windows=(2, None), length=6)
         case "token_journey":
@@ -55,6 +63,15 @@ def test_every_figure_is_drawn_in_both_languages_and_themes(name):
         for frame in figure.frames:
             assert [trace.type for trace in frame.data] == [trace.type for trace in figure.data]
             assert frame.layout.title.text, "each step has its own title"
+
+
+def test_every_step_of_a_slider_has_room_for_its_bars():
+    drawn = figures.cache_sizes(layers=2)
+    for frame in drawn.frames:
+        tallest = max(bar for trace in frame.data if trace.type == "bar" for bar in trace.y)
+        assert tallest < frame.layout.yaxis.range[1] < 2 * tallest, frame.name
+    for frame in figures.expert_parameters().frames:
+        assert frame.layout.yaxis.range is None, "plotly's own choice"
 
 
 @pytest.mark.parametrize("name", figures.__all__)

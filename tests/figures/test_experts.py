@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests import common
 from transformer import spec
 from transformer.figures.data import experts
 from transformer.ops import experts as ops
@@ -55,6 +56,33 @@ def test_training_keeps_what_it_reports():
     np.testing.assert_allclose(last, run.after[-1], atol=1e-6)
     with pytest.raises(ValueError, match="remedy='luck'"):
         experts.train("luck")
+
+
+def test_the_total_grows_with_the_experts_and_the_active_ones_with_the_visits():
+    sizes = {top: experts.sizes("mixtral:8x7b", (8, 16), top) for top in (1, 2)}
+    assert sizes[2][8] == (46_702_792_704, 12_879_925_248)
+    one = 3 * 4096 * 14336 * 32  # parameters of an expert in every layer
+    router = 4096 * 32
+    assert sizes[2][16][0] - sizes[2][8][0] == 8 * (one + router)
+    assert sizes[2][16][1] - sizes[2][8][1] == 8 * router
+    assert sizes[2][8][1] - sizes[1][8][1] == one
+    with pytest.raises(ValueError, match="top_k=9"):
+        experts.sizes("mixtral:8x7b", (8,), 9)
+
+
+def test_picks_of_a_model_are_those_by_which_its_experts_are_weighed():
+    model, params = common.model("deepseek_v3"), common.params("deepseek_v3")
+    tokens = common.random_tokens("deepseek_v3", 1, 6)[0]
+    found = experts.picks(model, params, tokens)
+    mixtures = [i for i, block in enumerate(model.spec.decoder.layers) if isinstance(block.ffn, spec.MoE)]
+    assert list(found) == mixtures
+    for layer, weights in found.items():
+        ffn = model.spec.decoder.layers[layer].ffn
+        assert weights.shape == (6, ffn.num_experts)
+        assert ((weights > 0).sum(axis=1) == ffn.top_k).all()
+        np.testing.assert_allclose(weights.sum(axis=1), ffn.router.scale, rtol=1e-5)
+    with pytest.raises(ValueError, match="none of its layers has experts"):
+        experts.picks(common.model("llama3"), common.params("llama3"), [1, 2])
 
 
 @pytest.mark.slow

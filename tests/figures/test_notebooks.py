@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -54,12 +55,24 @@ def test_every_figure_is_in_a_notebook():
     assert not missing
 
 
-@pytest.mark.slow
+def test_the_repository_is_named_once_and_installed_in_colab_alone():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (install,) = {cells(path, "code")[0] for path in NOTEBOOKS}
+    assert f'"{project["urls"]["Repository"]}"' in install and "TRANSFORMER_REPOSITORY" in install
+    assert re.search(r'find_spec\("google.colab"\):\n(?: .*\n)*    %pip install', install)
+    assert {"figures", "tpu", "cuda"} <= set(project["optional-dependencies"])
+
+
 @each
 def test_notebooks_run(path, monkeypatch):
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
+    for name in ("nbformat", "nbclient", "ipykernel"):
+        pytest.importorskip(name)
+    import nbclient
+    import nbformat
+
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("TRANSFORMER_SMALL", "1")
+    monkeypatch.delenv("XLA_FLAGS", raising=False)  # as a user's kernel: one device, unless a notebook asks for more
     book = nbformat.read(path, as_version=4)
     nbformat.validate(book)
     nbclient.NotebookClient(book, timeout=600, kernel_name="python3").execute()

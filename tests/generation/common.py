@@ -25,7 +25,8 @@ TOTAL = max(LENGTHS) + NEW
 
 def stand_in(monkeypatch, loaded: tuple) -> None:
     """Lets (model, parameters, tokenizer) stand for what any training workdir holds."""
-    monkeypatch.setattr(source, "TrainedRun", lambda workdir: types.SimpleNamespace(spec=loaded[0].spec))
+    run = types.SimpleNamespace(spec=loaded[0].spec, tokenizer_name=lambda: "bytes")
+    monkeypatch.setattr(source, "TrainedRun", lambda workdir: run)
     monkeypatch.setattr(api, "load", lambda workdir: loaded)
 
 

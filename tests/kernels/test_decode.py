@@ -1,6 +1,6 @@
 """The decode kernel, interpreted: the formula in float64, over everything that a cache may hold."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache as remembered
 from functools import partial
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
 from tests.ops.attention_formula import dense_buckets
+from tests.ops.shared_rows import shared
 from transformer.kernels import decode, decode_blocks
 from transformer.ops.attention import Call, Extra, Where
 from transformer.ops.cache import KVCache, quantize
@@ -26,7 +27,7 @@ BIAS = RelativeBias(num_buckets=6, max_distance=12, bidirectional=False)
 
 @dataclass(frozen=True)
 class Case:
-    """Shapes and terms; a cache of `slots` in blocks of 16, of which the last is not full."""
+    """Shapes and terms; a cache of `slots` in blocks, of which the last is not full, `together` of them to a row."""
 
     mask: Mask = CAUSAL
     queries: int = 1
@@ -40,6 +41,8 @@ class Case:
     sinks: bool = False
     relative: RelativeBias | None = None
     splits: int = 1
+    block: int = BLOCK
+    together: int = 1
 
     @property
     def call(self) -> Call:
@@ -56,6 +59,10 @@ CASES = {
     "bias": Case(relative=BIAS, queries=2, splits=2, softcap=2.0, sinks=True),
     "latent": Case(heads=(5, 1), dims=(24, 0), shares=16, queries=2, layer=0),
     "latent, eight bits": Case(heads=(5, 1), dims=(24, 0), shares=16, kept="int8", splits=3),
+    "shared rows": Case(dims=(64, 64), slots=192, block=128, together=2, layer=1, queries=2, kept="bfloat16"),
+    "latent, shared rows of eight bits": Case(
+        heads=(5, 1), dims=(192, 0), shares=128, slots=192, block=64, together=2, kept="int8", splits=2, mask=WINDOW
+    ),
     "many heads": Case(heads=(16, 16), dims=(4, 4), kept="int8", slots=33),
 }
 by_case = pytest.mark.parametrize("name", CASES)
@@ -92,11 +99,14 @@ def make(case: Case, queries, slots, seed: int):
         scales = key_scales, value_scales if value else None
     else:
         keys, values = keys.astype(case.kept), values.astype(case.kept)
+    if case.together > 1:
+        keys, values = shared(keys, case.together), shared(values, case.together)
     positions = jnp.broadcast_to(jnp.asarray(slots), (*lead, ROWS, case.slots))
     cache = KVCache(keys, values, positions, *scales, None if case.layer is None else jnp.int32(case.layer))
     table = noise(case.relative.num_buckets, n) if case.relative else None
     extra = Extra(noise(n) if case.sinks else None, table)
-    return noise(ROWS, case.queries, n, key), cache, Where(jnp.asarray(queries), jnp.asarray(slots)), extra
+    q = noise(ROWS, case.queries, n, key) * min(1, (24 / key) ** 0.5)  # scores of a few units, however many features
+    return q, cache, Where(jnp.asarray(queries), cache.held), extra
 
 
 def formula(case: Case, q, cache: KVCache, where: Where, extra: Extra):
@@ -131,13 +141,13 @@ def shown(mask: Mask, where: Where):
 @remembered
 def run(name: str, interpret=True):
     case = CASES[name]
-    slots = min(BLOCK, case.slots)
+    slots = min(case.block, case.slots)
     options = dict(value_dim=case.shares, slots=slots, splits=case.splits, interpret=interpret)
     return jax.jit(partial(decode.attend, case.call, **options))
 
 
 def blocks_of(case: Case) -> decode_blocks.Blocks:
-    return decode_blocks.Blocks(case.heads[1], min(BLOCK, case.slots), -(-case.slots // BLOCK))
+    return decode_blocks.Blocks(case.heads[1], min(case.block, case.slots), -(-case.slots // case.block))
 
 
 @by_case
@@ -178,13 +188,14 @@ def test_no_other_block_is_computed_with(name):
     q, cache, where, extra = make(case, queries, slots, 0)
     want = run(name)(q, cache, where, extra)
     blocks = blocks_of(case)
-    used = shown(case.mask, where).any(1)
+    used = shown(case.mask, Where(queries, slots)).any(1)
     used = np.pad(used, ((0, 0), (0, blocks.count * blocks.slots - case.slots)))
     used = used.reshape(ROWS, blocks.count, -1).any(2).repeat(blocks.slots, 1)[:, : case.slots]
-    assert case.slots <= BLOCK or not used.all()
+    assert case.slots <= case.block or not used.all()
 
     def spoil(x, *after):
-        return x if x is None or x.dtype == jnp.int8 else jnp.where(used[:, None, :, *after], x, jnp.nan)
+        rows = used[:, :: case.slots // x.shape[2 + (case.layer is not None)]] if x is not None else None
+        return x if x is None or x.dtype == jnp.int8 else jnp.where(rows[:, None, :, *after], x, jnp.nan)
 
     spoiled = KVCache(
         spoil(cache.keys, None), spoil(cache.values, None), cache.positions,
@@ -227,11 +238,12 @@ def test_bfloat16_is_rounded_once():
 
 
 def test_lanes_that_features_leave_empty_are_counted():
-    """Five of four and a half times 128."""
+    """Five of four and a half times 128, unless two tokens share nine."""
     bfloat16 = jnp.dtype("bfloat16")
-    sizes = decode_blocks.Sizes(3, 1, 100, 16, 576, 512, True, bfloat16, bfloat16, False, False)
+    sizes = decode_blocks.Sizes(3, 1, 100, 1, 16, 576, 512, True, bfloat16, bfloat16, False, False)
     assert sizes.cache_bytes() == 3 * 100 * (2 * 576 + 4)
     assert sizes.cache_bytes(padded=True) == 3 * 100 * (2 * 640 + 4)
+    assert replace(sizes, together=2).cache_bytes(padded=True) == sizes.cache_bytes()
     ends = 3 * 16 * (576 + 512) * 2
     assert decode_blocks.cost(sizes).bytes_accessed == sizes.cache_bytes(padded=True) + ends
 
@@ -241,22 +253,22 @@ def test_lanes_that_features_leave_empty_are_counted():
     batch=st.integers(1, 64), heads=st.sampled_from([1, 2, 8, 12, 16, 25, 32]), slots=st.integers(1, 200_000),
     rows=st.sampled_from([8, 16, 128, 256]), dim=st.sampled_from([64, 80, 128, 256, 576]),
     kept=st.sampled_from(["int8", "bfloat16", "float32"]), shares=st.booleans(), biased=st.booleans(),
+    together=st.sampled_from([1, 2, 8]),
 )  # fmt: skip
-def test_chosen_blocks_fit_and_cover_the_cache(batch, heads, slots, rows, dim, kept, shares, biased):
+def test_chosen_blocks_fit_and_cover_the_cache(batch, heads, slots, rows, dim, kept, shares, biased, together):
     kept = jnp.dtype(kept)
+    slots += -slots % (32 * together) if together > 1 else 0
     scaled = kept == jnp.int8
     sizes = decode_blocks.Sizes(
-        batch, heads, slots, rows, dim, dim, shares, kept, jnp.dtype("bfloat16"), scaled, biased
+        batch, heads, slots, together, rows, dim, dim, shares, kept, jnp.dtype("bfloat16"), scaled, biased
     )  # fmt: skip
-    blocks = decode_blocks.choose(sizes)
+    blocks, least = decode_blocks.choose(sizes), max(128, 32 * together)
     if blocks is None:
-        assert (
-            decode_blocks.vmem_bytes(sizes, decode_blocks._head_block(sizes), min(128, slots))
-            > decode_blocks.VMEM_BYTES
-        )
+        heads = decode_blocks._head_block(sizes)
+        assert decode_blocks.vmem_bytes(sizes, heads, min(least, slots)) > decode_blocks.VMEM_BYTES
         return
     assert decode_blocks.vmem_bytes(sizes, blocks.heads, blocks.slots) <= decode_blocks.VMEM_BYTES
-    assert blocks.slots == slots if blocks.count == 1 else blocks.slots % 128 == 0
+    assert blocks.slots == slots if blocks.count == 1 else blocks.slots % least == 0
     assert 0 <= blocks.slots * blocks.count - slots < blocks.slots
     assert heads % blocks.heads == 0
     assert not scaled or blocks.heads in (heads, 8)

@@ -41,7 +41,8 @@ def test_compiles_and_reads_the_cache_once(chip):
 
 @pytest.mark.parametrize("chip", CHIPS)
 def test_a_step_over_a_latent_cache_reads_cache_and_weights(chip):
-    """Within 5 % of the weights and 576 numbers a token, although a token's lie in 640 lanes."""
-    (row,) = rows(chip, "--shapes", "--steps", STEPS[0])
-    assert row["copies"] == 0, row
-    assert abs(row["ratio"] - 1) <= 0.05, row
+    """Within 5 % of the weights and 576 numbers a token; docs/decode_kernels.md says what v5p moves besides."""
+    found = rows(chip, "--shapes", "--steps", *STEPS)
+    for size, row in zip(STEPS, found, strict=True):
+        assert row["copies"] == 0 and row["padded_MB"] == row["cache_MB"], row
+        assert abs(row["ratio"] - 1) <= (0.13 if (chip, size) == ("v5p", "64x4096") else 0.05), row

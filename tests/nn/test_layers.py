@@ -49,14 +49,16 @@ def run(module: nn.Module, *args):
 @pytest.mark.parametrize("bias", [False, True])
 def test_projection_contracts_the_trailing_axes(bias):
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 4, 5)), jnp.float32)
-    params, y = run(Projection((4, 5), (6, 7), ("heads", "head_dim", "mlp", "embed"), bias), x)
+    params, y = run(Projection((4, 5), (6, 7), ("heads", "head_dim", "mlp", "embed"), bias, COMPUTE), x)
     assert set(params) == {"kernel", "bias"} if bias else {"kernel"}
     want = np.einsum("btij,ijkl->btkl", x, params["kernel"]) + (params["bias"] if bias else 0)
     np.testing.assert_allclose(y, want, atol=1e-5)
 
 
 def test_projection_keeps_the_dtype_of_its_input():
-    assert run(Projection((WIDTH,), (3,), ("embed", "mlp"), True), stream(jnp.bfloat16))[1].dtype == jnp.bfloat16
+    assert (
+        run(Projection((WIDTH,), (3,), ("embed", "mlp"), True, COMPUTE), stream(jnp.bfloat16))[1].dtype == jnp.bfloat16
+    )
 
 
 def test_parameter_needs_a_name_for_each_axis():

@@ -72,10 +72,10 @@ def batch() -> dict[str, np.ndarray]:
     }  # fmt: skip
 
 
-@functools.partial(jax.jit, static_argnames="method")
-def apply(p: dict, *args, method: str = "__call__"):
+@functools.partial(jax.jit, static_argnames=("method", "mtp_weight"))
+def apply(p: dict, *args, method: str = "__call__", **options):
     """A method of the model."""
-    return model().apply({"params": p}, *args, method=method)
+    return model().apply({"params": p}, *args, method=method, **options)
 
 
 def rms(x, scale, eps):
@@ -121,8 +121,9 @@ def by_formula(documents: list[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarra
 @functools.cache
 def further() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     b = batch()
-    args = b["tokens"], b["targets"], b["positions"], b["segment_ids"]
-    return tuple(np.asarray(x) for x in apply(params(), *args, method="further_losses"))
+    args = b["weights"], b["tokens"], b["targets"], b["positions"], b["segment_ids"]
+    found = apply(params(), *args, method="weighed_losses", mtp_weight=WEIGHT)
+    return tuple(np.asarray(x) for x in (found.nats, found.further, found.seen))
 
 
 def test_losses_are_those_of_each_document_by_itself():
@@ -138,12 +139,12 @@ def test_losses_are_those_of_each_document_by_itself():
 
 def test_rows_without_segments_and_positions_are_one_document():
     b = batch()
-    got = apply(params(), b["tokens"][:1], b["targets"][:1], method="further_losses")
-    np.testing.assert_array_equal(got[2][:, 0].sum(-1), [LENGTH - 1, LENGTH - 2])
+    rows = b["weights"][:1], b["tokens"][:1], b["targets"][:1]
+    got = apply(params(), *rows, method="weighed_losses", mtp_weight=WEIGHT)
+    further, seen = (np.asarray(x)[:, 0] for x in (got.further, got.seen))
+    np.testing.assert_array_equal(seen.sum(-1), [LENGTH - 1, LENGTH - 2])
     [want] = by_formula([(b["tokens"][0], b["targets"][0])])
-    np.testing.assert_allclose(
-        np.asarray(got[1])[:, 0][np.array(got[2])[:, 0] > 0], want[~np.isnan(want)], rtol=2e-5, atol=2e-5
-    )
+    np.testing.assert_allclose(further[seen > 0], want[~np.isnan(want)], rtol=2e-5, atol=2e-5)
 
 
 def test_first_losses_and_logits_are_the_models_own():
@@ -163,12 +164,21 @@ def test_gradient_is_that_of_the_papers_loss_and_reaches_every_module():
     """
     b = batch()
 
+    def nats(logits, ahead):  # those of targets so many tokens further
+        logprobs = jax.nn.log_softmax(logits)[:, : LENGTH - ahead]
+        return -jnp.take_along_axis(logprobs, b["targets"][:, ahead:, None], axis=-1)[..., 0]
+
     def objective(p):
-        args = b["tokens"], b["targets"], b["positions"], b["segment_ids"]
-        nats, losses, seen = model().apply({"params": p}, *args, method="further_losses")
-        return (jnp.sum(nats * b["weights"]) + WEIGHT / DEPTH * jnp.sum(losses * seen * b["weights"])) / b[
-            "weights"
-        ].sum()
+        run = functools.partial(model().apply, {"params": p})
+        where = b["positions"], b["segment_ids"]
+        x, _ = run(b["tokens"], *where, method="features")
+        total = jnp.sum(nats(run(x, method="logits"), 0) * b["weights"])
+        for depth, seen in enumerate(further()[2]):
+            after = np.roll(b["tokens"], -depth - 1, axis=1)
+            x, _ = run(depth, x, after, *where, method="further")
+            weights = (seen * b["weights"])[:, depth + 1 :]
+            total += WEIGHT / DEPTH * jnp.sum(nats(run(x, method="logits"), depth + 1) * weights)
+        return total / b["weights"].sum()
 
     want = jax.jit(jax.grad(objective))(params())
     want = jax.device_get(want)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from transformer import spec
 from transformer.ops import cache as caches
+from transformer.ops import cache_rows
 from transformer.ops.mask import visible
 
 ROWS, WIDTH = 2, 12
@@ -68,6 +69,43 @@ def test_slots_hold_the_first_and_the_last_tokens(calls, ring, sinks, layer):
     if layer is not None:
         others = np.delete(np.asarray(cache.positions), layer, axis=0)
         assert (others == -1).all(), "a write reached another layer"
+
+
+@settings(max_examples=8, deadline=None)
+@given(data=st.data(), start=st.sampled_from([0, 50, 100]), sinks=st.sampled_from([0, 2]), seed=st.integers(0, 99))
+@pytest.mark.parametrize(("width", "capacity", "layer"), [(64, 128, None), (48, 256, 1)])
+def test_tokens_that_share_rows_are_those_that_do_not(width, capacity, layer, data, start, sinks, seed):
+    """Whatever is written in whatever order: 40 tokens at once, some of one row, or one at a time."""
+    count, rng = cache_rows.together(capacity, width, width), np.random.default_rng(seed)
+    lead, int8 = () if layer is None else (2,), layer is not None
+    kept, scales = jnp.int8 if int8 else jnp.float32, (jnp.zeros((*lead, ROWS, 3, capacity)),) * 2 if int8 else ()
+
+    def empty(count: int) -> caches.KVCache:
+        rows = jnp.zeros((*lead, ROWS, 3, capacity // count, width * count), kept)
+        positions = jnp.full((*lead, ROWS, capacity), -1, jnp.int32)
+        cache = caches.KVCache(rows, rows, positions, *scales, sinks=sinks)
+        return cache.view(None if layer is None else jnp.int32(layer))
+
+    plain, shared = empty(1), empty(count)
+    assert count == shared.together > 1 and shared.keys.shape[-1] % cache_rows.LANES == 0
+    for length in data.draw(st.lists(st.sampled_from([1, 40]), min_size=1, max_size=5)):
+        at = np.stack([rng.permutation(np.arange(start, start + length)) for _ in range(ROWS)])
+        at = jnp.asarray(np.where(rng.random(at.shape) < 0.1, -1, at), jnp.int32)
+        new = [jnp.asarray(rng.normal(size=(ROWS, length, 3, width)), jnp.float32) for _ in range(2)]
+        plain, shared, start = plain.write(*new, at), shared.write(*new, at), start + length
+    want, got = ([np.asarray(x) for x in cache.read(jnp.float32)] for cache in (plain, shared))
+    np.testing.assert_array_equal(shared.by_slot, want[2])
+    for row in range(ROWS):
+        order = [np.argsort(held[row], kind="stable") for *_, held in (want, got)]
+        for a, b in zip(want, got, strict=True):
+            a, b = a[row][order[0]], b[row][order[1]]
+            np.testing.assert_array_equal(a[want[2][row][order[0]] >= 0], b[got[2][row][order[1]] >= 0])
+
+
+def test_rows_are_shared_where_that_leaves_no_lane_empty():
+    assert [cache_rows.together(512, width) for width in (64, 80, 96, 128, 192, 576, 256)] == [2, 8, 4, 1, 2, 2, 1]
+    assert cache_rows.together(512, 192, 128) == 2
+    assert cache_rows.together(500, 64) == cache_rows.together(64, 80) == cache_rows.together(512, 8) == 1
 
 
 def test_values_are_stored_in_the_dtype_of_the_cache():

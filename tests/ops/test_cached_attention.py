@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.ops.shared_rows import shared
 from transformer import settings, sharding
 from transformer.ops import cached_attention
 from transformer.ops.attention import Call, Extra, Where
@@ -17,35 +18,37 @@ from transformer.spec import Mask, RelativeBias
 
 RELATIVE = RelativeBias(num_buckets=6, max_distance=12, bidirectional=False)
 CALL = Call(Mask(causal=True, window=20), 0.4, 3.0, relative=RELATIVE)
-ROWS, SLOTS, HEADS, WIDTH = 4, 24, 4, 8
+ROWS, SLOTS, HEADS, WIDTH = 4, 64, 4, 8
 
 
-def arguments(kv_heads: int, value: int):
+def arguments(kv_heads: int, value: int, width: int = WIDTH):
     """Two queries a row over an int8 cache of two layers, of which the second is in view."""
     rng = np.random.default_rng(0)
 
     def noise(*shape):
         return jnp.asarray(rng.standard_normal(shape), jnp.float32)
 
-    keys, key_scales = quantize(noise(2, ROWS, kv_heads, SLOTS, WIDTH))
+    keys, key_scales = quantize(noise(2, ROWS, kv_heads, SLOTS, width))
     values, value_scales = quantize(noise(2, ROWS, kv_heads, SLOTS, value))
+    if width == 64:
+        keys, values = shared(keys, 2), shared(values, 2)
     positions = jnp.asarray(np.where(rng.random((ROWS, SLOTS)) < 0.2, -1, np.arange(SLOTS)), jnp.int32)
     cache = KVCache(
         keys, values, jnp.stack([positions - positions - 1, positions]),
         key_scales, value_scales if value else None, jnp.int32(1),
     )  # fmt: skip
     where = Where(jnp.full((ROWS, 2), jnp.asarray([SLOTS - 2, SLOTS - 1]), jnp.int32), cache.held)
-    return noise(ROWS, 2, HEADS, WIDTH), cache, where, Extra(noise(HEADS), noise(6, HEADS))
+    return noise(ROWS, 2, HEADS, width), cache, where, Extra(noise(HEADS), noise(6, HEADS))
 
 
 def attend(how: str, value_dim: int | None, *args):
     return jax.jit(partial(cached_attention.attend, how, "reference", CALL, value_dim=value_dim))(*args)
 
 
-@pytest.mark.parametrize(("kv_heads", "value_dim"), [(2, None), (4, None), (1, 6)])
+@pytest.mark.parametrize(("kv_heads", "value_dim", "width"), [(2, None, 64), (4, None, WIDTH), (1, 6, WIDTH)])
 @pytest.mark.parametrize("sizes", [None, dict(data=2, fsdp=2, tensor=2), dict(data=1, tensor=2)])
-def test_kernel_is_xla_on_every_mesh(kv_heads, value_dim, sizes):
-    args = arguments(kv_heads, 0 if value_dim else WIDTH)
+def test_kernel_is_xla_on_every_mesh(kv_heads, value_dim, width, sizes):
+    args = arguments(kv_heads, 0 if value_dim else width, width)
     want = attend("xla", value_dim, *args)
     if sizes is None:
         got = attend("kernel", value_dim, *args)

@@ -113,6 +113,7 @@ def test_what_tpu_compilers_write():
         ("all-reduce", ("tensor",), "f32", whole + part, float(whole + part), 7),
     ]
     assert [c.axes for c in collectives(TPU, {"data": 2, "fsdp": 4})][:2] == [("fsdp",), ("fsdp",)]
+    assert [c.axes for c in collectives(TPU, {"fsdp": 8})] == [("fsdp",)] * 3, "parts of an axis"
 
 
 def test_a_loop_of_unknown_length_is_refused():

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # Texts that are read in no time.
 TEXTS = {"data.source": "text", "data.paths": (str(ROOT / "docs" / "*.md"),), "data.validation_fraction": 0.3}
-TIMINGS = ("tokens_per_second", "mfu")
+TIMINGS = ("tokens_per_second", "mfu", "data_wait")
 
 
 def free_port() -> int:

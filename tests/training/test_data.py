@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from itertools import islice
 
+import grain
 import numpy as np
 import pytest
 import tokenizers
@@ -13,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from transformer.settings import Data, SettingsError
 from transformer.tokenizer import ByteTokenizer, load_tokenizer
-from transformer.training import corpus, data
+from transformer.training import corpus, data, mixture, packing
 from transformer.training.examples import Shape, record
 from transformer.training.objectives import make_objective
 
@@ -76,6 +77,10 @@ def sides(settings):
     return corpus.split(corpus.load(settings), settings.validation_fraction)
 
 
+def shuffled(documents, seed=1):
+    return mixture.in_order([mixture.Part(documents)], [seed])
+
+
 def triples(batches):
     """Counts of (token, target, target's bytes) where there is weight."""
     counts = Counter()
@@ -125,7 +130,7 @@ def test_validation_holds_every_pair_once(settings, tokenizer):
 def test_every_epoch_holds_every_pair_once_in_an_order_of_its_own(settings, tokenizer):
     documents, _ = sides(settings)
     records = np.concatenate([record(text, tokenizer) for text in documents])
-    rows = islice(iter(data.pack(documents, causal(settings, tokenizer), shuffle_seed=5)), len(records) * 3 // 16 + 1)
+    rows = islice(iter(packing.pack(shuffled(documents, 5), causal(settings, tokenizer))), len(records) * 3 // 16 + 1)
     stream = np.concatenate([row["columns"] for row in rows])
     epochs = [stream[len(records) * i : len(records) * (i + 1)] for i in range(3)]
     for epoch in epochs:
@@ -144,7 +149,7 @@ def test_the_window_only_reorders_rows(settings, tokenizer, monkeypatch):
 
 def test_packed_rows_are_full_but_the_last(settings, tokenizer):
     documents, _ = sides(settings)
-    *full, last = data.pack(documents, causal(settings, tokenizer))
+    *full, last = packing.pack(grain.MapDataset.source(documents), causal(settings, tokenizer))
     assert all(row["columns_segment_ids"].all() for row in full)
     total = expected(documents, tokenizer).total()
     assert len(full) == (total - 1) // 16 and np.count_nonzero(last["columns_segment_ids"]) == (total - 1) % 16 + 1
@@ -216,12 +221,12 @@ def test_state_restores_bit_exactly_everywhere(settings, tokenizer):
 
 def test_packer_restores_at_every_row(settings, tokenizer):
     documents, _ = sides(settings)
-    iterator = iter(data.pack(documents, causal(settings, tokenizer), shuffle_seed=1))
+    iterator = iter(packing.pack(shuffled(documents), causal(settings, tokenizer)))
     states, rows = [], []
-    for _ in range(300):
+    for _ in range(100):
         states.append(json.dumps(iterator.get_state()))
         rows.append(next(iterator))
-    other = iter(data.pack(documents, causal(settings, tokenizer), shuffle_seed=1))
+    other = iter(packing.pack(shuffled(documents), causal(settings, tokenizer)))
     for state, row in zip(states, rows, strict=True):
         other.set_state(json.loads(state))
         np.testing.assert_equal(next(other), row)
@@ -272,7 +277,7 @@ def test_validation_text_is_never_trained_on(settings):
 
 def test_bad_input_is_named(settings, bpe):
     with pytest.raises(SettingsError, match="one token"):
-        data.pack(["a", "b"], causal(settings, bpe))
+        packing.check_usable(["a", "b"], causal(settings, bpe))
     data.check_vocabulary(ByteTokenizer(), 259)
     with pytest.raises(SettingsError, match=r"model.vocab_size=258.*data.tokenizer.*model.vocab_size=259"):
         data.check_vocabulary(ByteTokenizer(), 258)

@@ -40,7 +40,10 @@ def logged(workdir: Path) -> int:
 
 def records(workdir: Path) -> list[dict]:
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k not in ("tokens_per_second", "mfu")} for line in lines]
+    return [
+        {k: v for k, v in json.loads(line).items() if k not in ("tokens_per_second", "mfu", "data_wait")}
+        for line in lines
+    ]
 
 
 @pytest.mark.slow

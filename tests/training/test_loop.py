@@ -36,6 +36,7 @@ def a_config(corpus: str, **train_fields):
     page.data.validation_fraction = 0.2
     page.optimizer.warmup_steps = 2
     page.train.update({"steps": 9, "log_every": 1, "eval_every": 4, "checkpoint_every": 3, "eval_batches": 2})
+    page.train.norms_every = 5
     page.train.update(train_fields)
     return page
 
@@ -43,7 +44,7 @@ def a_config(corpus: str, **train_fields):
 def records(workdir) -> list[dict]:
     """Metrics without the timings."""
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    timings = ("tokens_per_second", "mfu")
+    timings = ("tokens_per_second", "mfu", "data_wait")
     return [{k: v for k, v in json.loads(line).items() if k not in timings} for line in lines]
 
 
@@ -136,6 +137,14 @@ def test_a_device_that_errs_ends_the_run_before_it_is_saved(corpus, tmp_path, mo
     assert Workdir(tmp_path).latest_step() == 3
 
 
+def test_norms_are_recorded(straight):
+    """In JSON lines and as histograms; a signal that stops the run changes none (they are among `records`)."""
+    (norms,) = [record for record in records(straight[1]) if record["kind"] == "norms"]
+    assert norms["step"] == 5 and len(norms["gradient/decoder/body/block_0/ffn/up/kernel"]) == 2
+    events = b"".join(file.read_bytes() for file in (straight[1] / "tensorboard").iterdir())
+    assert b"norms/gradient/decoder/body/block_0/ffn/up/kernel" in events
+
+
 def test_training_learns(straight):
     result, workdir = straight
     losses = [r["loss"] for r in records(workdir) if r["kind"] == "train"]
@@ -219,3 +228,19 @@ def test_a_file_is_no_workdir(corpus, tmp_path):
         train(config.resolve(a_config(corpus)), tmp_path / "file", quiet=True)
     with pytest.raises(WorkdirError, match="no run here"):
         transformer.load(tmp_path)
+
+
+def test_waiting_for_data_is_recorded(straight):
+    found = [json.loads(line) for line in (straight[1] / "metrics.jsonl").read_text().splitlines()]
+    waits = [record["data_wait"] for record in found if "data_wait" in record]
+    assert len(waits) >= 6 and all(0 <= wait <= 1 for wait in waits)
+
+
+@pytest.mark.slow
+def test_data_that_end_are_saved_and_told(corpus, tmp_path, caplog):
+    page = a_config(corpus, steps=1000, eval_every=0, checkpoint_every=0)
+    page.data.update({"source": "mixture", "paths": (), "mixture": ({"paths": (corpus,), "weight": 1, "epochs": 1},)})
+    result = train(config.resolve(page), tmp_path, quiet=True)
+    step = int(result.state.step)
+    assert not result.finished and 5 < step < 100 and Workdir(tmp_path).latest_step() == step
+    assert f"the data ended at step {step} of train.steps=1000, which is saved: lower train.steps" in caplog.text

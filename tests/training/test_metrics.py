@@ -60,3 +60,33 @@ def test_load_of_the_experts_is_logged_by_layer(tmp_path):
     got = decoded(pictures["train/experts/decoder/body/block_0"])[::8, ::8]
     np.testing.assert_array_equal(got, [[63, 190], [254, 0]])
     assert set(pictures) == {f"train/experts/{name}" for name in LAYERS}
+
+
+def test_the_clock_tells_waiting_apart(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: now[0])
+
+    def wait(seconds):
+        with clock.waiting():
+            now[0] += seconds
+
+    clock = metrics.Clock()
+    wait(100)
+    assert clock.lap(1) is None  # still compiling
+    clock.start(1)
+    wait(3)
+    now[0] += 5
+    wait(1)
+    assert clock.lap(3) == (2, 9.0, 4.0)
+    now[0] += 2
+    assert clock.lap(4) == (1, 2.0, 0.0) and clock.lap(4) is None
+
+
+def test_a_long_wait_for_data_is_shown(capsys):
+    values = dict(loss=1.0, bits_per_byte=1.0, grad_norm=1.0, learning_rate=1e-3)
+    line = metrics.ProgressLine(0, 10, quiet=False)
+    line.record(1, values | {"data_wait": 0.25})
+    line.record(2, values | {"data_wait": 0.001})
+    line.close()
+    first, second = capsys.readouterr().out.strip().splitlines()
+    assert "data wait 25%" in first and "wait" not in second

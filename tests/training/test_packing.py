@@ -9,7 +9,7 @@ import pytest
 
 from transformer.settings import Data, SettingsError
 from transformer.tokenizer import ByteTokenizer
-from transformer.training import data, pairs
+from transformer.training import data, packing, pairs
 from transformer.training.examples import Shape
 from transformer.training.objectives import make_objective
 
@@ -30,7 +30,7 @@ CASES = {
 @pytest.fixture(autouse=True)
 def small_window(monkeypatch):
     monkeypatch.setattr(data, "WINDOW_TOKENS", 12 * 40)
-    monkeypatch.setattr(data, "BINS", 6)
+    monkeypatch.setattr(packing, "BINS", 6)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def segments(batches, side=""):
 def test_validation_holds_every_example_once_and_whole(case):
     settings, shape, keys = case
     objective = make_objective(settings, BYTES, shape)
-    pieces = [piece for item in data.sides(settings)[1] for piece in objective.pieces(item)]
+    pieces = [piece for item in data.held_out(settings) for piece in objective.pieces(item)]
     batches = data.validation_batches(settings, BYTES, shape, 1000)
     if settings.objective == "pairs":
         want = sorted(piece["columns"][:, 1].tobytes() for piece in pieces)

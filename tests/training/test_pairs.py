@@ -119,13 +119,13 @@ def test_one_question_with_several_answers_lies_on_one_side(tmp_path, direction)
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.tsv", "one\tun\ntwo\n", r"a.tsv, line 2: expected source<tab>target, neither of them empty"),
-        ("a.tsv", "one\t \n", "a.tsv, line 1"),
+        ("a.tsv", "one\tun\ntwo\n", "a.tsv, line 2: expected source<tab>target; mend it, or leave out"),
+        ("a.tsv", "one\t \n", "a.tsv, line 1: source or target is empty"),
         ("a.tsv", "a\tb\tc\n", "a.tsv, line 1"),
-        ("a.jsonl", '{"source": "a"}\n', r'a.jsonl, line 1: expected \{"source": '),
+        ("a.jsonl", '{"source": "a"}\n', "a.jsonl, line 1: no field 'target' \\(it has 'source'\\);"),
         ("a.jsonl", '["a", "b"]\n', "a.jsonl, line 1"),
         ("a.jsonl", "a\tb\n", "a.jsonl, line 1"),
-        ("a.csv", "a,b\n", "a.csv is neither .tsv nor .jsonl"),
+        ("a.csv", "a,b\n", "a.csv is of no format that holds pairs; use .tsv"),
         ("a.tsv", "\n", "the files hold no pairs"),
         ("a.tsv", "a\tb\n", "data.validation_fraction=0.05: no validation pair among 1|no training pair among 1"),
     ],

@@ -103,9 +103,10 @@ def test_rounded_sums_of_microbatches_are_close():
             dict(moments_memory="pinned_host"),
             r"moments_memory='pinned_host': .*'cpu' have no .*\"device\"$",
         ),
+        ("gpt2", dict(reduce_dtype="bfloat16"), {}, r"compute.reduce_dtype='bfloat16': no device .* own; use None$"),
     ],
 )
-def test_memory_that_is_not_there_is_refused(family, compute, optimizer, message):
+def test_what_is_not_there_is_refused(family, compute, optimizer, message):
     settings = Settings(compute=Compute(**compute), optimizer=Optimizer(**optimizer))
     model = Transformer(common.tiny_spec(family), settings.compute)
     with pytest.raises(SettingsError, match=message):

@@ -11,10 +11,10 @@ import pytest
 
 from tests import common
 from transformer import config, families, sharding
-from transformer.nn.model import Transformer
+from transformer.nn.model import Losses, Transformer
 from transformer.settings import Optimizer
 from transformer.training import step as steps
-from transformer.training.optimizer import decay_mask, learning_rate
+from transformer.training.optimizer import learning_rate, weight_decays
 from transformer.training.state import init_state
 
 LENGTH, ROWS = 24, 8
@@ -78,9 +78,9 @@ def test_accumulation_is_the_big_batch(family):
     close(whole_sums, sums)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_gradient_is_of_the_mean_over_targets(smoothing):
-    """Against smoothed targets where asked for; what is reported never is."""
+@pytest.mark.parametrize(("smoothing", "z"), [(0.0, 0.0), (0.1, 0.05)])
+def test_gradient_is_of_the_mean_over_targets(smoothing, z):
+    """Against smoothed targets and with a z-loss where asked for; what is reported never is."""
     run = a_run("gpt2")
     model, params = Transformer(run.spec, run.settings.compute), common.params("gpt2")
     batch = a_batch(run.spec.vocab_size)
@@ -88,13 +88,13 @@ def test_gradient_is_of_the_mean_over_targets(smoothing):
     def mean_loss(p):
         logits = model.apply({"params": p}, batch["tokens"], batch["positions"], batch["segment_ids"])
         labels = optax.smooth_labels(jax.nn.one_hot(batch["targets"], logits.shape[-1]), smoothing)
-        smoothed = optax.softmax_cross_entropy(logits, labels)
+        smoothed = optax.softmax_cross_entropy(logits, labels) + z * jax.nn.logsumexp(logits, axis=-1) ** 2
         nats = optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"])
         smoothed, nats = (jnp.sum(x * batch["weights"]) / jnp.sum(batch["weights"]) for x in (smoothed, nats))
         return smoothed, nats
 
     expected, loss = jax.jit(jax.grad(mean_loss, has_aux=True))(params)
-    run = jax.jit(functools.partial(steps.gradients, smoothing=smoothing), static_argnums=(0, 3))
+    run = jax.jit(functools.partial(steps.gradients, smoothing=smoothing, z=z), static_argnums=(0, 3))
     grads, sums = run(model, params, batch, 1)
     close(expected, grads)
     values = steps.means(sums)
@@ -111,9 +111,10 @@ def test_step_is_adamw_on_the_clipped_gradient():
     batch = a_batch(run.spec.vocab_size)
     params = state.params
     o = run.settings.optimizer
+    mask = jax.tree.map(bool, weight_decays(model, o))
     by_hand = optax.chain(
         optax.clip_by_global_norm(o.clip_norm),
-        optax.adamw(learning_rate(o, 10), o.b1, o.b2, o.eps, weight_decay=o.weight_decay, mask=decay_mask(model)),
+        optax.adamw(learning_rate(o, 10), o.b1, o.b2, o.eps, weight_decay=o.weight_decay, mask=mask),
     )
     hand_state = by_hand.init(params)
     with jax.set_mesh(mesh):
@@ -133,10 +134,10 @@ def test_step_is_adamw_on_the_clipped_gradient():
 @pytest.mark.parametrize("family", families.names())
 def test_decay_spares_what_maps_no_features(family):
     model = Transformer(a_run(family).spec)
-    for path, decayed in jax.tree_util.tree_leaves_with_path(decay_mask(model)):
+    for path, decay in jax.tree_util.tree_leaves_with_path(weight_decays(model, Optimizer(weight_decay=0.3))):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         matrix = name.endswith(("kernel", "key_up", "value_up")) or name == "embedding/token"
-        assert decayed == matrix, name
+        assert decay == 0.3 * matrix, name
 
 
 @pytest.mark.parametrize("further", [{}, {"orders"}, {"source_tokens", "source_positions", "source_segment_ids"}])
@@ -147,15 +148,14 @@ def test_model_is_given_what_the_batch_has(further, smoothing):
     batch |= {name: np.full((ROWS, 5), i, np.int32) for i, name in enumerate(sorted(further))}
     nats = np.random.default_rng(0).random((ROWS, LENGTH)).astype(np.float32)
 
-    def apply(variables, *args, method, mutable, **given):
+    def apply(variables, weights, *args, method, mutable, smoothing, z, mtp_weight, **given):
         calls.append((args, method, given))
-        return ((nats, 2 * nats) if smoothing else nats), {}
+        return Losses(jnp.sum((2 if smoothing else 1) * nats * weights), nats, [], []), {}
 
     total, sums = steps.loss_sums(SimpleNamespace(apply=apply), {}, batch, smoothing=smoothing)
     [(args, method, given)] = calls
-    assert method == ("smoothed_losses" if smoothing else "token_losses")
-    assert args[: len(args) - 4] == ((smoothing,) if smoothing else ())
-    for got, name in zip(args[-4:], ("tokens", "targets", "positions", "segment_ids"), strict=True):
+    assert method == "weighed_losses"
+    for got, name in zip(args, ("tokens", "targets", "positions", "segment_ids"), strict=True):
         assert got is batch[name]
     assert given.keys() == {"source" if name.startswith("source") else name for name in further}
     for name in further:

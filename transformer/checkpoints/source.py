@@ -23,7 +23,7 @@ from transformer.checkpoints.packages import PACKAGE
 from transformer.checkpoints.tensors import CheckpointError
 from transformer.checkpoints.workdir import Workdir
 from transformer.spec import Model
-from transformer.tokenizer import Tokenizer, load_tokenizer
+from transformer.tokenizer import Tokenizer, load_tokenizer, tokenizer_file
 
 # A published file's beginning and end tell it from another one: those of one architecture have equal headers.
 SAMPLE = 2**20
@@ -53,7 +53,7 @@ class Source(Protocol):
         ...
 
     def tokenizer_name(self) -> str:
-        """What `load_tokenizer` takes: the path of its tokenizer.json, or "bytes"."""
+        """What `load_tokenizer` takes: the path of its tokenizer's file, or "bytes"."""
         ...
 
     def tokenizer(self) -> Tokenizer:
@@ -73,8 +73,8 @@ class HuggingFace:
         return hugging_face.read_params(self.path, self.spec, like, dtype, progress)
 
     def tokenizer_name(self) -> str:
-        """Its tokenizer.json, whether it is there or not."""
-        return str(self.companions / "tokenizer.json")
+        """Its tokenizer.json, whether it is there or not, unless there is a SentencePiece model alone."""
+        return str(tokenizer_file(self.companions))
 
     def tokenizer(self) -> Tokenizer:
         """That of the checkpoint."""

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,14 +24,16 @@ import orbax.checkpoint as ocp
 from transformer import distributed
 from transformer.checkpoints import integrity
 from transformer.checkpoints.integrity import DamagedError
+from transformer.checkpoints.manager import Manager
 from transformer.config import differences
 from transformer.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger("transformer")
 
 # Fields that a resumed run may change: they alter where and how often things happen, or rounding, not the run.
-FREE = ("mesh.", "train.log_every", "train.eval_", "train.checkpoint_every", "train.keep_", "train.sample_",
-        "train.watchdog_", "train.check_replicas_", "optimizer.moments_memory",
+FREE = ("data.workers", "data.cache",
+        "mesh.", "train.log_every", "train.eval_", "train.checkpoint_every", "train.keep_", "train.sample_",
+        "train.watchdog_", "train.norms_", "train.check_replicas_", "optimizer.moments_memory",
         "compute.attention", "compute.context_attention", "compute.decode_attention", "compute.expert_exchange",
         "compute.expert_buffer", "compute.remat", "compute.offload", "compute.unroll", "compute.loss_chunk",
         "compute.rules")  # fmt: skip
@@ -121,12 +122,7 @@ class Workdir:
     def manager(self) -> ocp.CheckpointManager:
         """Orbax's manager: asynchronous saves, a checkpoint is complete or invisible."""
         if self._manager is None:
-            options = ocp.CheckpointManagerOptions(
-                max_to_keep=self._keep,
-                cleanup_tmp_directories=True,
-                async_options=ocp.AsyncOptions(barrier_sync_fn=_meet_unless_failed),
-            )
-            self._manager = _Manager(self.path / "checkpoints", options=options)
+            self._manager = Manager(self.path / "checkpoints", self._keep)
         return self._manager
 
     def save(self, step: int, state: Any, data: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
@@ -224,10 +220,15 @@ class Workdir:
     def restore_params(self, like: Any, say: Callable[[str], None] = log.error) -> Any:
         """The parameters of the newest checkpoint that is sound, without the optimiser's state.
 
+        Those that the run evaluates with: the average over its steps where it keeps one.
+
         Raises:
           WorkdirError: there is no checkpoint yet, or every one is damaged.
         """
-        found = self._newest(lambda step: self._read(step, {"params": like})[0]["params"], say)
+        name = "params"
+        if self._config_file.is_file() and self.read_config().get("optimizer", {}).get("average_decay"):
+            name = "average"
+        found = self._newest(lambda step: self._read(step, {name: like})[0][name], say)
         if found is None:
             raise WorkdirError(f"workdir={str(self.path)!r}: no checkpoint yet; train until the first is saved")
         return found
@@ -275,25 +276,6 @@ class Workdir:
         if self._manager is not None:
             manager, self._manager = self._manager, None
             manager.close()
-
-
-def _meet_unless_failed(*, key: str, timeout_ms: int) -> None:
-    """Orbax's barrier, at which its threads meet those of other processes.
-
-    Orbax wants to meet the others also when an error is on its way out of a save. But they wait elsewhere, for the end
-    of that save, so that all would wait for as long as a save may take. Who has failed goes on to say so and leave.
-    """
-    if jax.process_count() > 1 and sys.exception() is None:
-        distributed.barrier(key, timeout_ms)
-
-
-class _Manager(ocp.CheckpointManager):
-    """Orbax's, which leaves JAX's preemption protocol alone."""
-
-    def reached_preemption(self, step: int) -> bool:
-        """False: the training loop asks JAX, once a step. Orbax would ask again, and later, of steps long past,
-        which makes the processes disagree on the step to stop at."""
-        return False
 
 
 __all__ = ["FREE", "DamagedError", "Workdir", "WorkdirError"]

@@ -9,12 +9,14 @@ import importlib
 _HOMES = {
     "attention": ("attention_steps", "attention_heads"),
     "caches": ("cache_sizes", "published_caches"),
-    "decoding": ("decoding_work", "decoding_flops"),
-    "experts": ("router_grid", "expert_load", "dropped_tokens"),
+    "decoding": ("decoding_work", "decoding_flops", "decoding_limits"),
+    "experts": ("router_grid", "expert_load", "dropped_tokens", "router_picks", "expert_parameters"),
     "families": ("block_diagrams", "family_table"),
     "journey": ("token_journey", "softmax_steps"),
     "placement": ("sharding",),
+    "plan": ("hbm_plan", "step_traffic", "mesh_traffic"),
     "rope": ("rope_rotation", "rope_scores", "rope_wavelengths"),
+    "training": ("training_curves", "run_panels", "run_layers"),
     "windows": ("receptive_field", "layer_patterns", "ring_cache"),
     "tiles": ("attention_tiles", "online_softmax", "memory_traffic"),
 }

@@ -62,7 +62,7 @@ def _schemes(sizes: dict[int, tuple], length: int, shape: data.Shape, dtype: str
         col=1,
     )
     figure.update_yaxes(title_text="GiB", range=[0, now[0].bytes / 2**30 * 1.2], row=1, col=1)
-    figure.update_xaxes(title_text=look("numbers a token and layer"), row=1, col=1)
+    figure.update_xaxes(title=dict(text=look("numbers a token and layer"), standoff=14), row=1, col=1)
     for i, scheme in enumerate(now):
         along = [sizes[n][i].bytes for n in sizes]
         figure.add_scatter(
@@ -98,12 +98,20 @@ def published_caches(
         y=[f"{s.name}  " for s in sizes],
         orientation="h",
         marker_color=[getattr(look.colors, SCHEME_COLORS[kinds[s.name]]) for s in sizes],
-        text=[look("cache row", size=binary(s.bytes), kind=kinds[s.name], length=s.length) for s in sizes],
+        text=[
+            look(
+                "cache row" if s.length == length else "cache row short",
+                size=binary(s.bytes),
+                kind=kinds[s.name],
+                length=s.length,
+            )
+            for s in sizes
+        ],
         textposition="outside",
         cliponaxis=False,
         hovertemplate="%{y}: %{text}<extra></extra>",
     )
-    figure.update_xaxes(title_text="GiB", range=[0, max(s.bytes for s in sizes) / 2**30 * 1.45])
+    figure.update_xaxes(title_text="GiB", range=[0, max(s.bytes for s in sizes) / 2**30 * 1.4])
     title = look("published caches", length=length, dtype=dtype)
     return dressed(figure, look, title, height=140 + 42 * len(sizes))
 

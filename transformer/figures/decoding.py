@@ -5,6 +5,7 @@ from plotly.subplots import make_subplots
 
 from transformer.figures.data import decoding as data
 from transformer.figures.look import Look, dressed, stepped
+from transformer.figures.sizes import binary
 
 WAYS = ("without", "with")
 
@@ -60,7 +61,34 @@ def decoding_flops(
             line=dict(color=color, width=2.5), marker=dict(size=9),
         )  # fmt: skip
     figure.update_xaxes(title_text=look("tokens so far"))
-    figure.update_yaxes(title_text=look("FLOPs of a step"), type="log", exponentformat="power")
+    figure.update_yaxes(title_text=look("FLOPs of a step"), type="log", exponentformat="power", dtick=1)
     ratio = counted.flops["without"][-1] / counted.flops["with"][-1]
     told = look("flops ratio", ratio=ratio, length=lengths[-1])
     return dressed(figure, look, f"{look('decoding flops', model=reference)}<br><sup>{told}</sup>", height=460)
+
+
+def decoding_limits(
+    reference: str = "llama3:8b", chip: str = "v5p", language: str = "en", theme: str = "light"
+) -> go.Figure:
+    """How long a step's products and how long its bytes take, over the texts decoded together; the slider makes the
+    texts longer."""
+    look = Look(language, theme)
+    lengths = tuple(1024 << power for power in range(6))
+    figures = {f"{n:,}": _limits(data.limits(reference, n, chip=chip), reference, n, chip, look) for n in lengths}
+    return stepped(figures, look("tokens so far"), look, 3)
+
+
+def _limits(found: data.Limits, reference: str, length: int, chip: str, look: Look) -> go.Figure:
+    names, figure = [str(n) for n in found.rows], go.Figure()
+    for told, seconds, color in (("bytes take", found.memory, "green"), ("products take", found.compute, "blue")):
+        figure.add_bar(
+            x=names, y=[s * 1e3 for s in seconds], name=look(told), marker_color=getattr(look.colors, color),
+            text=[f"{s * 1e3:.3g}" for s in seconds], textangle=0, textfont_size=11,
+            constraintext="none", textposition="outside", cliponaxis=False,
+        )  # fmt: skip
+    figure.update_xaxes(title_text=look("texts together"), type="category")
+    figure.update_yaxes(title_text="ms", type="log", range=[-2, 3])
+    one = dict(flops=found.flops[0] / 1e9, bytes=binary(found.weights[0] + found.cache[0]))
+    note = look("limits note", model=reference, chip=chip, weights=binary(found.weights[0]), **one)
+    title = f"{look('decoding limits', length=length)}<br><sup>{note}</sup>"
+    return dressed(figure, look, title, height=480)

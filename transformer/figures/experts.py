@@ -6,6 +6,7 @@ from plotly.subplots import make_subplots
 
 from transformer.figures.data import experts as data
 from transformer.figures.look import Look, dressed, stepped
+from transformer.nn.model import Transformer
 
 SIZES = ("mixtral:8x7b", "qwen3_moe:235b-a22b", "deepseek_v3:671b")
 REMEDY_COLORS = {"none": "red", "auxiliary": "orange", "correction": "blue"}
@@ -59,6 +60,33 @@ def _grid(mixtures: dict, picks: dict, token: int, look: Look) -> go.Figure:
     return figure.update_layout(margin_t=140)
 
 
+def expert_parameters(
+    reference: str = "mixtral:8x7b",
+    experts: tuple[int, ...] = (8, 16, 32, 64, 128),
+    language: str = "en",
+    theme: str = "light",
+) -> go.Figure:
+    """Parameters stored and used by a token, were there more experts; the slider sets how many a token visits."""
+    look = Look(language, theme)
+    sizes = {top: data.sizes(reference, experts, top) for top in (1, 2, 4, 8)}
+    figures = {str(top): _parameters(reference, found, top, look) for top, found in sizes.items()}
+    return stepped(figures, look("experts a token"), look, 1)
+
+
+def _parameters(reference: str, found: dict[int, tuple[int, int]], top: int, look: Look) -> go.Figure:
+    figure, names = go.Figure(), [str(count) for count in found]
+    for told, which, color in (("stored", 0, look.colors.line), ("used by a token", 1, look.colors.orange)):
+        counts = [both[which] / 1e9 for both in found.values()]
+        figure.add_bar(
+            x=names, y=counts, name=look(told), marker_color=color, text=[f"{n:.1f}B" for n in counts],
+            textangle=0, textfont_size=11, constraintext="none", textposition="outside", cliponaxis=False,
+        )  # fmt: skip
+    figure.update_xaxes(title_text=look("experts in a layer"), type="category")
+    figure.update_yaxes(title_text=look("billions of parameters"), rangemode="tozero")
+    note = look("parameters note", model=reference, top=top)
+    return dressed(figure, look, f"{look('expert parameters')}<br><sup>{note}</sup>", height=440)
+
+
 def expert_load(
     runs: dict[str, data.Balancing] | None = None, steps: int = 80, language: str = "en", theme: str = "light"
 ) -> go.Figure:
@@ -72,7 +100,7 @@ def expert_load(
     names = [look(f"remedy {remedy}") for remedy in runs]
     layout = [[{} for _ in runs], [{"colspan": len(runs)}, *[None] * (len(runs) - 1)]]
     figure = make_subplots(
-        2, len(runs), specs=layout, subplot_titles=[*names, look("violation")], vertical_spacing=0.18
+        2, len(runs), specs=layout, subplot_titles=[*names, look("violation")], vertical_spacing=0.26
     )
     top = max(run.after[-1].max() for run in runs.values()) * 1.1
     for column, (remedy, run) in enumerate(runs.items(), 1):
@@ -120,3 +148,36 @@ def dropped_tokens(
     figure.update_xaxes(title_text=look("capacity factor"))
     figure.update_yaxes(title_text=look("dropped share"), tickformat=".0%", rangemode="tozero")
     return dressed(figure, look, f"{look('dropped')}<br><sup>{look('dropped note')}</sup>", height=460)
+
+
+def router_picks(
+    model: Transformer,
+    params: dict,
+    token_ids: list[int],
+    tokens: list[str] | None = None,
+    language: str = "en",
+    theme: str = "light",
+) -> go.Figure:
+    """Which experts each token of a text is sent to in a model, trained or imported, and how much each counts.
+
+    Args:
+      tokens: what the tokens are called; the slider goes through the layers that have experts.
+    """
+    look, routed = Look(language, theme), data.picks(model, params, token_ids)
+    names = [str(i) for i in range(len(token_ids))] if tokens is None else list(tokens)
+    figures = {str(layer): _picks(weights, names, layer, look) for layer, weights in routed.items()}
+    return stepped(figures, look("layer"), look, len(figures) - 1)
+
+
+def _picks(weights: np.ndarray, names: list[str], layer: int, look: Look) -> go.Figure:
+    place, (count, experts) = list(range(len(names))), weights.shape
+    hover = [[f"{token} → expert {e}" for e in range(experts)] for token in names]
+    figure = go.Figure()
+    figure.add_heatmap(
+        z=weights.T, zmin=0, zmax=max(1.0, weights.max()), colorscale=look.scale("orange"), showscale=False, xgap=1,
+        ygap=1, text=list(zip(*hover, strict=True)), hovertemplate="%{text}: %{z:.2f}<extra></extra>",
+    )  # fmt: skip
+    figure.update_xaxes(tickvals=place, ticktext=names, showgrid=False)
+    figure.update_yaxes(title_text="expert", autorange="reversed", showgrid=False, dtick=1 if experts <= 32 else None)
+    note = look("picks note", layer=layer, count=count, used=int((weights.sum(axis=0) > 0).sum()), experts=experts)
+    return dressed(figure, look, f"{look('picks')}<br><sup>{note}</sup>", height=220 + 22 * min(experts, 32))

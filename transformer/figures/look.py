@@ -1,5 +1,6 @@
 """How figures look: language, colours, and the few arrangements that they share."""
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -43,6 +44,12 @@ PALETTES = {
 }  # fmt: skip
 
 
+# What every step of a figure says anew.
+STEPPED = ("title", "annotations", "shapes")
+# Shares of a colour in the paper's, that figures paint areas with.
+TINTS = (0.35, 0.45, 0.75)
+
+
 @dataclass(frozen=True)
 class Look:
     """The language of the labels and the colours of a figure."""
@@ -83,7 +90,9 @@ class Look:
         return [[0, self.colors.faint], [1, getattr(self.colors, color)]]
 
     def tint(self, color: str, share: float = 0.45) -> str:
-        """`share` of a colour in the paper's."""
+        """`share` of a colour in the paper's, one of `TINTS`."""
+        if share not in TINTS:
+            raise ValueError(f"share={share}: use one of {', '.join(map(str, TINTS))}")
         both = (getattr(self.colors, color), self.colors.paper)
         one, two = ([int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in both)
         return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in zip(one, two, strict=True))
@@ -92,6 +101,14 @@ class Look:
     def signed(self) -> list[list]:
         """From orange for what is negative to blue for what is positive."""
         return [[0, self.colors.orange], [0.5, self.colors.faint], [1, self.colors.blue]]
+
+
+def repainted() -> dict[str, str]:
+    """The colours that light figures are made of, and the dark one for each: by these a page turns dark by itself."""
+    one, other = Look(theme="light"), Look(theme="dark")
+    names = vars(one.colors)
+    plain = {getattr(one.colors, name): getattr(other.colors, name) for name in names}
+    return plain | {one.tint(name, share): other.tint(name, share) for name in names for share in TINTS}
 
 
 def dressed(figure: go.Figure, look: Look, title: str, height: int, width: int | None = None, **layout) -> go.Figure:
@@ -134,8 +151,11 @@ def stepped(figures: dict[str, go.Figure], prompt: str, look: Look, start: int =
     """
     names, steps = list(figures), list(figures.values())
     first = steps[start]
+    # Also axes whose range moves with the step: one scale for all would hide small bars, the first's cut large ones.
+    axes = [name for name in first.layout if re.fullmatch(r"[xy]axis\d*", name)]
+    moved = [name for name in axes if any(f.layout[name] != first.layout[name] for f in steps)]
     frames = [
-        go.Frame(name=name, data=f.data, layout={part: f.layout[part] for part in ("title", "annotations", "shapes")})
+        go.Frame(name=name, data=f.data, layout={part: f.layout[part] for part in (*STEPPED, *moved)})
         for name, f in figures.items()
     ]
     shown = go.Figure(data=first.data, layout=first.layout, frames=frames)

@@ -36,7 +36,14 @@ def _circles(q, k, waves, scores, positions, i: int, distance: int, look: Look) 
     count, c = len(q), look.colors
     titles = [look("pair", pair=p, wave=waves[p]) for p in range(count)]
     layout = [[{} for _ in range(count)], [{"colspan": count}, *[None] * (count - 1)]]
-    figure = make_subplots(2, count, specs=layout, subplot_titles=[*titles, look("same score")], vertical_spacing=0.16)
+    figure = make_subplots(
+        2,
+        count,
+        specs=layout,
+        subplot_titles=[*titles, look("same score")],
+        vertical_spacing=0.16,
+        row_heights=[0.6, 0.4],
+    )
     around = np.linspace(0, 2 * np.pi, 73)
     for p in range(count):
         place = dict(row=1, col=p + 1)

@@ -44,7 +44,14 @@ def attention_tiles(
                 bgcolor=fill if not seen else c.paper, opacity=0.8, borderpad=1,
             )  # fmt: skip
     figure.update_xaxes(title_text=look("key"), showgrid=False, zeroline=False, constrain="domain")
-    figure.update_yaxes(title_text=look("query"), autorange="reversed", showgrid=False, zeroline=False, scaleanchor="x")
+    figure.update_yaxes(
+        title_text=look("query"),
+        autorange="reversed",
+        showgrid=False,
+        zeroline=False,
+        scaleanchor="x",
+        constrain="domain",
+    )
     count = dict(visited=cut.visited, tiles=cut.order.size, share=cut.visited / cut.order.size)
     told = look("tiles visited", **count, partial=int(np.sum((cut.order != data.SKIPPED) & ~cut.whole)))
     return dressed(figure, look, f"{look('tiles')}<br><sup>{told}</sup>", height=680)

@@ -45,7 +45,12 @@ def _field(reached: np.ndarray, layer: int, windows: tuple, sinks: int, look: Lo
     figure.add_shape(**box(-0.5, row - 0.5, length, 1, "", c.ink, line_width=2))
     figure.update_xaxes(title_text=look("token"), showgrid=False, zeroline=False, constrain="domain")
     figure.update_yaxes(
-        title_text=look("query token"), autorange="reversed", showgrid=False, zeroline=False, scaleanchor="x"
+        title_text=look("query token"),
+        autorange="reversed",
+        showgrid=False,
+        zeroline=False,
+        scaleanchor="x",
+        constrain="domain",
     )
     for name, color in zip(words[1:], (look.tint("blue"), c.blue), strict=True):
         figure.add_scatter(
@@ -76,7 +81,7 @@ def layer_patterns(references: tuple[str, ...] = PATTERNS, language: str = "en",
                     y.append(f"{name}  ")
                     hover.append(look("window", window=window) if window else look("all"))
         figure.add_scatter(
-            x=x, y=y, mode="markers", name=look(kind), marker=dict(symbol="square", size=9, color=color), text=hover,
+            x=x, y=y, mode="markers", name=look(kind), marker=dict(symbol="square", size=7, color=color), text=hover,
             hovertemplate="%{y}%{x}: %{text}<extra></extra>",
         )  # fmt: skip
     figure.update_xaxes(title_text=look("layer"), showgrid=False)

@@ -282,12 +282,8 @@ def pin_cache(model: Transformer, cache: caches.StackCache) -> caches.StackCache
     rules = model.compute.rules
 
     def pin_layer(cache: caches.KVCache) -> caches.KVCache:
-        lead = (ax.LAYERS,) * (cache.positions.ndim - 2)
-        slots = (*lead, ax.BATCH, ax.ACT_HEADS, None)
-        names = {"keys": (*slots, None), "values": (*slots, None), "positions": (*lead, ax.BATCH, None)}
-        names |= {name: slots for name in ("key_scales", "value_scales") if getattr(cache, name) is not None}
-        pinned = {name: sharding.constrain(getattr(cache, name), axes, rules) for name, axes in names.items()}
-        return dataclasses.replace(cache, **pinned)
+        axes = cache.axes.items()
+        return dataclasses.replace(cache, **{n: sharding.constrain(getattr(cache, n), a, rules) for n, a in axes})
 
     return cache.map(pin_layer)
 

@@ -1,7 +1,7 @@
 """Decoding: a few queries a row against a cache, read where it lies, once for all query heads of a key head.
 
-The cache stays as `ops.cache` keeps it, [*L, B, K, S, H]: whole stacked buffers go in, and the layer, like the blocks
-that a row needs, is addressed by scalars that are there before the blocks are (scalar prefetch). The grid is
+The cache stays as `ops.cache` keeps it, [*L, B, K, S / p, p · H]: whole stacked buffers go in, and the layer, like the
+blocks that a row needs, is addressed by scalars that are there before the blocks are (scalar prefetch). The grid is
 (row, key heads, split, block); a step:
 
                     H                                            queries of a key head: its G heads of all T tokens
@@ -14,7 +14,8 @@ that a row needs, is addressed by scalars that are there before the blocks are (
 and the same for each head of the block, up to 8 of them. In multi-head latent attention there is one key head
 [latent | rotary key] for all queries, and its first features are the values: one array is loaded, once, for both
 products, and no key or value of a head is ever made in HBM. Keys and values of eight bits are widened in VMEM and
-their scales multiply scores and weights, which is the same and much less.
+their scales multiply scores and weights, which is the same and much less. Where p tokens share a row of the cache, so
+that no lane is empty (`ops.cache_rows`), a block is cut into rows of a token in VMEM: in pieces of lanes.
 
 Only blocks that show a row something are visited: positions tell (`decode_blocks.needed`), so that empty slots, a
 ring's oldest ones and what lies behind a window cost nothing. The number of steps is the largest of any row; a row
@@ -25,9 +26,9 @@ each of Llama 3 8B's in bfloat16: 8 heads, 512 slots), queries, output, accumula
 
 HBM: the blocks that are needed, each once; queries and output are less than a thousandth of that. So it is bound by
 memory, and the time to aim at is bytes / bandwidth: 4,096 tokens of Llama 3 8B are 16.8 MB a layer and row: 6.1 us on
-v5p (2,765 GB/s), 20.5 us on v5e (819 GB/s). A latent cache of DeepSeek-V3 is 4.7 MB for as many, 5.2 MB with the
-padding of 576 features to 640 lanes, and 1.14 GFLOP for its 128 heads: bound by v5p's arithmetic (2.5 us), not by its
-memory (1.9 us). Figures of the compiler: docs/decode_kernels.md.
+v5p (2,765 GB/s), 20.5 us on v5e (819 GB/s). A latent cache of DeepSeek-V3 is 4.7 MB for as many, and 1.14 GFLOP for
+its 128 heads: bound by v5p's arithmetic (2.5 us), not by its memory (1.7 us). Figures of the compiler:
+docs/decode_kernels.md.
 
 The reference is `ops.cached_attention.read_and_attend`. FlashDecoding (Dao et al. 2023) for the split;
 DeepSeek-V2 (arXiv:2405.04434), section 2.1.2, for absorbed queries.
@@ -43,7 +44,7 @@ from jaxtyping import Array, Float
 
 from transformer.kernels.decode_blocks import SUBLANES, Blocks, Sizes, choose, cost, needed, padded_positions
 from transformer.kernels.decode_step import Arrays, Scalars, State, kernel
-from transformer.ops import relative_bias
+from transformer.ops import cache_rows, relative_bias
 from transformer.ops.attention.call import NOTHING, Call, Extra, Where
 from transformer.ops.cache import KVCache
 
@@ -74,9 +75,9 @@ def attend(
     """Attention of few queries to the layer of a cache that is in view; forward only. dtype in = dtype out.
 
     Args:
-      where: `k_positions` [B, S] are those of the cache's slots.
+      where: its `k_positions` are those of what the cache holds, which the kernel has from the cache.
       value_dim: values are so many first features of the keys; None: the cache has values.
-      slots: of a block, a multiple of 128 unless one block holds all; None: `decode_blocks.choose`.
+      slots: of a block, a multiple of 128 and of 32 · p unless one block holds all; None: `decode_blocks.choose`.
       splits: parts of the needed blocks that run side by side and are merged exactly; None: two where rows and heads
         give a chip of two cores nothing to share, else one.
       interpret: on other platforms than TPUs; parameters choose how closely.
@@ -86,7 +87,7 @@ def attend(
     blocks = choose(sizes, slots)
     if splits is None:
         splits = 2 if batch * sizes.heads == blocks.heads and blocks.count > 1 else 1
-    positions = padded_positions(where.k_positions, blocks)
+    positions = padded_positions(cache.by_slot, blocks)
     counts, numbers = needed(call.mask, where.q_positions, positions, blocks)
     steps = jnp.maximum(pl.cdiv(jnp.max(counts), splits), 1)
     layer = jnp.zeros((), jnp.int32) if cache.layer is None else cache.layer
@@ -103,12 +104,14 @@ def attend(
 def sizes_of(call: Call, q: Array, cache: KVCache, value_dim: int | None) -> Sizes:
     """What a call reads."""
     batch, length, num_heads, width = q.shape
-    heads, slots = cache.keys.shape[-3:-1]
+    heads, together = cache.keys.shape[-3], cache.together
     rows = pl.cdiv(num_heads // heads * length, SUBLANES // q.dtype.itemsize) * (SUBLANES // q.dtype.itemsize)
-    value = cache.values.shape[-1] if value_dim is None else value_dim
-    scaled, shares = cache.key_scales is not None, value_dim is not None
-    biased = call.relative is not None
-    return Sizes(batch, heads, slots, rows, width, value, shares, cache.keys.dtype, q.dtype, scaled, biased)
+    shares = value_dim is not None
+    return Sizes(
+        batch, heads, cache.capacity, together, rows, key=width, shares=shares,
+        value=value_dim if shares else cache.values.shape[-1] // together,
+        kept=cache.keys.dtype, computed=q.dtype, scaled=cache.key_scales is not None, biased=call.relative is not None,
+    )  # fmt: skip
 
 
 def _arrays(call: Call, sizes: Sizes, q, cache: KVCache, where: Where, extra: Extra, positions) -> Arrays:
@@ -129,7 +132,7 @@ def _arrays(call: Call, sizes: Sizes, q, cache: KVCache, where: Where, extra: Ex
         sinks = jnp.repeat(extra.sinks.astype(jnp.float32).reshape(sizes.heads, group, 1), length, axis=1)
         sinks = by_row(sinks, 1)
     if call.relative is not None:
-        bucket = relative_bias.buckets(call.relative, where.q_positions, where.k_positions)
+        bucket = relative_bias.buckets(call.relative, where.q_positions, cache.by_slot)
         bias = by_row(relative_bias.bias(extra.bias, bucket).reshape(batch, sizes.heads, group * length, -1), 2)
     return Arrays(
         q=by_row(q.reshape(batch, sizes.heads, group * length, width), 2),
@@ -160,7 +163,7 @@ def _specs(sizes: Sizes, blocks: Blocks, arrays: Arrays) -> Arrays:
         return s.numbers[b * count + jnp.maximum(at, 0)]
 
     def kept(width: int) -> pl.BlockSpec:
-        block = (None, None, heads, slots, width)
+        block = (None, None, heads, *cache_rows.shape(slots, width, sizes.together))
         return pl.BlockSpec(block, lambda b, k, p, j, s: (s.layer[0], b, k, number(b, p, j, s), 0))
 
     scales = pl.BlockSpec((None, None, heads, slots), lambda b, k, p, j, s: (s.layer[0], b, k, number(b, p, j, s)))

@@ -1,5 +1,6 @@
 """The blocks of a cache that a decode kernel loads: how large they are, which of them a row needs, what they cost."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -7,10 +8,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Int
 
+from transformer.ops.cache_rows import GROUP, LANES
 from transformer.ops.mask import visible
 from transformer.spec import Mask
 
-LANES = 128
 SUBLANES = 32  # bytes of a register's column: 8 rows of float32, 16 of bfloat16, 32 of int8
 # A step of the grid costs some 0.35 us whatever it does. The fastest chip reads a megabyte of keys and as much of
 # values in about as long, and a row reads half a block too much on average: so blocks are no larger than that.
@@ -25,6 +26,7 @@ class Sizes:
     """What a call reads, on one device.
 
     Attributes:
+      together: tokens that share a row of the cache (`ops.cache_rows`).
       rows: query rows of a key head, G·T, rounded up to the rows of a register.
       key, value: features of a key and of a value.
       shares: values are the first features of keys, which are loaded once.
@@ -36,6 +38,7 @@ class Sizes:
     batch: int
     heads: int
     slots: int
+    together: int
     rows: int
     key: int
     value: int
@@ -55,9 +58,14 @@ class Sizes:
 
         `padded`: with the lanes that features leave empty, which lie in HBM and are loaded like any other.
         """
-        width = sum(_up(width, LANES) for width in self.features) if padded else sum(self.features)
+        width = self.kept_width if padded else sum(self.features)
         slot = width * self.kept.itemsize + 4 * len(self.features) * self.scaled
         return self.batch * self.slots * (self.heads * slot + 4)
+
+    @property
+    def kept_width(self) -> int:
+        """Lanes of a token of one head in the cache."""
+        return sum(_up(width * self.together, LANES) for width in self.features) // self.together
 
 
 class Blocks(NamedTuple):
@@ -71,19 +79,16 @@ class Blocks(NamedTuple):
 def vmem_bytes(sizes: Sizes, heads: int, slots: int) -> int:
     """Bytes of VMEM that a kernel with such blocks takes: two of every block in flight, and one head's arithmetic."""
     rows, wide = sizes.rows, _up(slots, LANES)
-    loaded = heads * wide * _slot_bytes(sizes, sizes.kept)
+    loaded = heads * wide * sizes.kept_width * sizes.kept.itemsize
     loaded += 8 * wide * 4 + len(sizes.features) * sizes.scaled * _up(heads, 8) * wide * 4
     loaded += sizes.biased * heads * rows * wide * 4
     ends = heads * rows * (_up(sizes.key, LANES) + _up(sizes.value, LANES)) * 4
     scratch = heads * rows * (_up(sizes.value, LANES) + 4 * LANES) * 4
-    # Scores, weights, what is seen, and the weights as they are multiplied; keys and values as they are multiplied.
-    arithmetic = 4 * rows * wide * 4 + (sizes.kept != sizes.computed) * wide * _slot_bytes(sizes, sizes.computed)
+    # Scores, weights, what is seen, and the weights as they are multiplied.
+    arithmetic = 4 * rows * wide * 4
+    if sizes.kept != sizes.computed or sizes.together > 1:  # keys and values as they are multiplied
+        arithmetic += wide * sum(_up(width, LANES) for width in sizes.features) * sizes.computed.itemsize
     return 2 * (loaded + ends) + scratch + arithmetic
-
-
-def _slot_bytes(sizes: Sizes, dtype: jnp.dtype) -> int:
-    """Bytes of a slot's key and value of one head in VMEM, in `dtype`: whole lanes."""
-    return sum(_up(width, LANES) for width in sizes.features) * dtype.itemsize
 
 
 def choose(sizes: Sizes, slots: int | None = None) -> Blocks | None:
@@ -91,15 +96,19 @@ def choose(sizes: Sizes, slots: int | None = None) -> Blocks | None:
     heads = _head_block(sizes)
     if slots is not None:
         return Blocks(heads, min(slots, sizes.slots), pl.cdiv(sizes.slots, slots))
-    most = max(STEP_BYTES // (heads * _slot_bytes(sizes, sizes.kept)) // LANES * LANES, LANES)
-    while most > LANES and vmem_bytes(sizes, heads, most) > VMEM_BYTES:
-        most -= LANES
+    step = math.lcm(LANES, GROUP * sizes.together)  # whole tiles of scores, and whole groups of rows
+    most = max(STEP_BYTES // (heads * sizes.kept_width * sizes.kept.itemsize) // step * step, step)
+    while most > step and vmem_bytes(sizes, heads, most) > VMEM_BYTES:
+        most -= step
     if vmem_bytes(sizes, heads, min(most, sizes.slots)) > VMEM_BYTES:
         return None
-    # As few blocks as that, and as even as tiles allow.
     count = pl.cdiv(sizes.slots, most)
-    even = _up(pl.cdiv(sizes.slots, count), LANES)
-    return Blocks(heads, sizes.slots, 1) if count == 1 else Blocks(heads, even, pl.cdiv(sizes.slots, even))
+    if count == 1:
+        return Blocks(heads, sizes.slots, 1)
+    # Blocks that end with the cache, if not much smaller, else as few and as even as tiles allow.
+    whole = [size for size in range(step, most + 1, step) if sizes.slots % size == 0 and 2 * size >= most]
+    even = whole[-1] if whole else _up(pl.cdiv(sizes.slots, count), step)
+    return Blocks(heads, even, pl.cdiv(sizes.slots, even))
 
 
 def cost(sizes: Sizes) -> pl.CostEstimate:

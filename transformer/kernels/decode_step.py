@@ -8,6 +8,7 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int
 
 from transformer.kernels.decode_blocks import Blocks, Sizes
+from transformer.ops import cache_rows
 from transformer.ops.attention.call import Call
 from transformer.ops.mask import sees
 
@@ -89,7 +90,7 @@ def _row_positions(rows: int, length: int, row: Int[Array, ""], s: Scalars) -> I
 
 def _add(call: Call, sizes: Sizes, blocks: Blocks, head: int, seen, rest, x: Arrays, state: State) -> None:
     """One block of one key head into the running softmax; `rest` slots are left in the cache from its first on."""
-    q, keys = x.q[head], x.keys[head].astype(sizes.computed)
+    q, keys = x.q[head], cache_rows.cut(x.keys[head].astype(sizes.computed), sizes.together)
     scores = _dot(q, keys, 1) * call.scale
     if x.key_scales is not None:
         scores *= x.key_scales[head : head + 1]
@@ -106,7 +107,8 @@ def _add(call: Call, sizes: Sizes, blocks: Blocks, head: int, seen, rest, x: Arr
     if sizes.shares:
         values, scales = keys[:, : sizes.value], x.key_scales
     else:
-        values, scales = x.values[head].astype(sizes.computed), x.value_scales
+        values = cache_rows.cut(x.values[head].astype(sizes.computed), sizes.together)
+        scales = x.value_scales
     if scales is not None:  # where nothing is seen there may be no number
         weights = jnp.where(seen, weights * scales[head : head + 1], 0.0)
     if sizes.slots % blocks.slots:  # beyond the end there may be no number either, and 0 times that is none

@@ -49,14 +49,15 @@ class Attention(nn.Module):
             y, cache = self._look_back(x, q, context, cache)
         y = constrain(y, HEADS, rules)
         out = (s.num_heads, s.head_dim), (x.shape[-1],), (ax.HEADS, ax.HEAD_DIM, ax.EMBED)
-        y = Projection(*out, bias=s.out_bias, gain=self.gain, name="out")(y)
+        y = Projection(*out, s.out_bias, self.compute, self.gain, name="out")(y)
         return into_stream(y, rules), cache
 
     def _heads(
         self, x: Float[Array, "B T D"], name: str, heads: int, axis: str, gain: float = 1.0
     ) -> Float[Array, "B T N H"]:
         names = (ax.EMBED, axis, ax.HEAD_DIM)
-        return Projection(x.shape[-1:], (heads, self.spec.head_dim), names, self.spec.qkv_bias, gain, name=name)(x)
+        sizes = x.shape[-1:], (heads, self.spec.head_dim)
+        return Projection(*sizes, names, self.spec.qkv_bias, self.compute, gain, name=name)(x)
 
     def _norm(self, heads: Float[Array, "B T N H"], name: str) -> Float[Array, "B T N H"]:
         """Each head normed by itself, or the features of all heads as one vector."""

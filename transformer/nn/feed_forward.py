@@ -27,12 +27,13 @@ class FeedForward(nn.Module):
     def __call__(self, x: Float[Array, "B T D"], context: Context | None = None) -> Float[Array, "B T D"]:
         s, rules, width = self.spec, self.compute.rules, x.shape[-1]
         x = into_branch(x, rules)
-        inward = (width,), (s.d_ff,), (ax.EMBED, ax.MLP), s.bias
+        inward = (width,), (s.d_ff,), (ax.EMBED, ax.MLP), s.bias, self.compute
         y = checkpoint_name(Projection(*inward, name="up")(x), "ffn_up")
         if s.gated:
             y = gate(s, checkpoint_name(Projection(*inward, name="gate")(x), "ffn_gate"), y)
         else:
             y = activate(s.activation, y)
         y = constrain(y, (ax.BATCH, ax.LENGTH, ax.ACT_MLP), rules)
-        y = Projection((s.d_ff,), (width,), (ax.MLP, ax.EMBED), s.bias, self.gain, name="down")(y)
+        outward = (s.d_ff,), (width,), (ax.MLP, ax.EMBED), s.bias, self.compute
+        y = Projection(*outward, self.gain, name="down")(y)
         return into_stream(y, rules)

@@ -14,6 +14,8 @@ from transformer.nn.projection import Norm, Projection, capture, capturing, poin
 from transformer.ops import attention, cached_attention, rope
 from transformer.ops.attention import Where, reference
 from transformer.ops.cache import KVCache, extend
+from transformer.ops.products import product
+from transformer.ops.sums import Sums
 from transformer.settings import Compute
 from transformer.sharding import constrain, into_branch, into_stream
 
@@ -38,7 +40,8 @@ class LatentAttention(nn.Module):
         s, width = self.spec, x.shape[-1]
         x = into_branch(x, self.compute.rules)
         q_nope, q_rope = self._queries(x, context)
-        down = Projection((width,), (s.kv_rank + s.rope_dim,), (ax.EMBED, ax.LATENT_OUT), s.bias, name="kv_down")(x)
+        inward = (width,), (s.kv_rank + s.rope_dim,), (ax.EMBED, ax.LATENT_OUT), s.bias, self.compute
+        down = Projection(*inward, name="kv_down")(x)
         latent, k_rope = jnp.split(down, [s.kv_rank], axis=-1)
         latent = Norm(s.latent_norm, name="kv_norm")(latent)
         k_rope = k_rope[:, :, None, :]
@@ -58,16 +61,17 @@ class LatentAttention(nn.Module):
             y = self._absorbed(q_nope, q_rope, seen, key_up, value_up, context)
         y = constrain(y, HEADS, self.compute.rules)
         out = (s.num_heads, s.v_dim), (width,), (ax.HEADS, ax.HEAD_DIM, ax.EMBED)
-        y = Projection(*out, bias=s.bias, gain=self.gain, name="out")(y)
+        y = Projection(*out, s.bias, self.compute, self.gain, name="out")(y)
         return into_stream(y, self.compute.rules), cache
 
     def _queries(self, x: Float[Array, "B T D"], context: Context):
         s, name, axis, bias = self.spec, "query", ax.EMBED, False
         if s.q_rank is not None:
-            down = Projection(x.shape[-1:], (s.q_rank,), (ax.EMBED, ax.LATENT_OUT), s.bias, name="query_down")
+            inward = x.shape[-1:], (s.q_rank,), (ax.EMBED, ax.LATENT_OUT), s.bias, self.compute
+            down = Projection(*inward, name="query_down")
             x, name, axis = Norm(s.latent_norm, name="query_norm")(down(x)), "query_up", ax.LATENT
         heads = (s.num_heads, s.nope_dim + s.rope_dim)
-        q = Projection(x.shape[-1:], heads, (axis, ax.HEADS, ax.HEAD_DIM), bias, name=name)(x)
+        q = Projection(x.shape[-1:], heads, (axis, ax.HEADS, ax.HEAD_DIM), bias, self.compute, name=name)(x)
         q_nope, q_rope = jnp.split(constrain(q, HEADS, self.compute.rules), [s.nope_dim], axis=-1)
         return q_nope, q_rope
 
@@ -79,8 +83,8 @@ class LatentAttention(nn.Module):
 
     def _expanded(self, q_nope, q_rope, latent, k_rope, key_up, value_up, context: Context):
         q_rope, k_rope = self._place(q_rope, k_rope, context.positions, context)
-        k_nope = jnp.einsum("bsr,rnh->bsnh", latent, key_up.astype(latent.dtype))
-        v = jnp.einsum("bsr,rnh->bsnh", latent, value_up.astype(latent.dtype))
+        sums = Sums((ax.LATENT, ax.HEADS, ax.HEAD_DIM), self.compute.rules, self.compute.reduce_dtype)
+        k_nope, v = (product(latent, up, 1, sums) for up in (key_up, value_up))
         k = jnp.concatenate([k_nope, jnp.broadcast_to(k_rope, (*k_nope.shape[:3], k_rope.shape[-1]))], axis=-1)
         q = jnp.concatenate([q_nope, q_rope], axis=-1)
         q, k, v = (point(self, name, value) for name, value in (("q", q), ("k", k), ("v", v)))

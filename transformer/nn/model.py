@@ -1,6 +1,6 @@
 """The whole model: embedding, stacks, head."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -16,6 +16,22 @@ from transformer.nn.stack import Stack
 from transformer.ops import cache as caches
 from transformer.ops import losses, products
 from transformer.settings import Compute
+
+
+class Losses(NamedTuple):
+    """What `weighed_losses` gives; the total alone has a gradient.
+
+    Attributes:
+      nats: [B, T] `token_losses`.
+      further: of each depth k of multi-token prediction, [B, T] losses of targets[b, t] as it foretells them from the
+        decoder's features k + 1 tokens earlier.
+      seen: of each depth, 1 where those are of the same document, else 0.
+    """
+
+    total: Float[Array, ""]
+    nats: Float[Array, "B T"]
+    further: list[Float[Array, "B T"]]
+    seen: list[Float[Array, "B T"]]
 
 
 class Transformer(nn.Module):
@@ -38,9 +54,9 @@ class Transformer(nn.Module):
         if s.decoder is not None:
             self.decoder = Stack(s.decoder, self.compute)
         if s.head is not None:
-            self.head = Head(s.head, s.vocab_size, s.d_model)
+            self.head = Head(s.head, s.vocab_size, s.d_model, self.compute)
         if s.pooler is not None:
-            self.pooler = Pooler(s.pooler)
+            self.pooler = Pooler(s.pooler, self.compute)
         if s.mtp is not None:
             self.mtp = MultiToken(s.mtp, self.compute)
 
@@ -66,7 +82,7 @@ class Transformer(nn.Module):
         if self.spec.pooler is not None:
             self.pool(x if self.spec.head is None else self.features(tokens)[0])
         if self.spec.mtp is not None:
-            self.further_losses(tokens, tokens)
+            self.weighed_losses(jnp.ones(tokens.shape), tokens, tokens, mtp_weight=1.0)
         return x
 
     def features(
@@ -191,20 +207,7 @@ class Transformer(nn.Module):
         """Negative log-likelihood of each target in nats, without keeping the logits. Options as of `features`."""
         order = self._order()
         x, _ = self._features(order, tokens, positions, segment_ids, **options)
-        return order.back(self._cross_entropy(x, order.out(targets)))
-
-    def smoothed_losses(
-        self,
-        smoothing: float,
-        tokens: Int[Array, "B T"],
-        targets: Int[Array, "B T"],
-        *where: Any,
-        **more: Any,
-    ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-        """`token_losses`, and the loss against targets of which a share `smoothing` lies evenly on the vocabulary."""
-        order = self._order()
-        x, _ = self._features(order, tokens, *where, **more)
-        return order.back(self._cross_entropy(x, order.out(targets), smoothing))
+        return order.back(losses.cross_entropy(self._loss(), *self._scored(x), order.out(targets)).nats)
 
     def further(
         self,
@@ -232,48 +235,59 @@ class Transformer(nn.Module):
         ahead = jnp.where(positions >= 0, positions + depth + 1, -1)
         return self.mtp(depth, x, self.embedding(tokens, ahead), context, cache)
 
-    def further_losses(
+    def weighed_losses(
         self,
+        weights: Float[Array, "B T"],
         tokens: Int[Array, "B T"],
         targets: Int[Array, "B T"],
         positions: Int[Array, "B T"] | None = None,
         segment_ids: Int[Array, "B T"] | None = None,
-    ) -> tuple[Float[Array, "B T"], Float[Array, "E B T"], Float[Array, "E B T"]]:
-        """`token_losses`, and the same of every depth of multi-token prediction, from one pass of the decoder.
+        *,
+        smoothing: float = 0.0,
+        z: float = 0.0,
+        mtp_weight: float = 0.0,
+        **options: Any,
+    ) -> Losses:
+        """What training minimises: the sum of weights · `token_losses`, and the losses that it is a sum of.
 
-        Returns:
-          (nats, further, seen): further[k, b, t] is the loss of targets[b, t] as module k foretells it from the
-          decoder's features k + 1 tokens earlier; seen is 1 where those are of the same document, else 0.
+        Args:
+          smoothing, z: as of `ops.losses.Call`, in the sum alone.
+          mtp_weight: if positive, that times the mean over the depths of multi-token prediction of the sum of their
+            losses is added. options (as of `features`) must then be empty.
         """
-        if positions is None:
+        order, call = self._order(), self._loss(smoothing, z)
+        if mtp_weight and positions is None:
             positions = default_positions(segment_ids, tokens.shape)
-        order = self._order()
-        trunk, _ = self._features(order, tokens, positions, segment_ids)
+        trunk, _ = self._features(order, tokens, positions, segment_ids, **options)
         x, further, seen = trunk, [], []
-        for depth in range(self.spec.mtp.depth):
+        total, nats = self._weighed(order, trunk, targets, weights, call)
+        for depth in range(self.spec.mtp.depth if mtp_weight else 0):
             ahead = depth + 1
             # The tails, which have no such token, are seen by nothing but later tails.
             x, _ = self._further(order, depth, x, _shift(tokens, -ahead, 0), positions, segment_ids)
-            nats = order.back(self._cross_entropy(x, order.out(_shift(targets, -ahead, 0))))
             same = (_shift(positions, ahead, -1) == positions - ahead) & (positions >= ahead)
             if segment_ids is not None:
                 same &= _shift(segment_ids, ahead, 0) == segment_ids
-            further.append(_shift(nats, ahead, 0))
             seen.append(same.astype(jnp.float32))
-        nats = order.back(self._cross_entropy(trunk, order.out(targets)))
-        return nats, jnp.stack(further), jnp.stack(seen)
+            here = _shift(weights * seen[-1], -ahead, 0)
+            more, found = self._weighed(order, x, _shift(targets, -ahead, 0), here, call)
+            total = total + mtp_weight / self.spec.mtp.depth * more
+            further.append(_shift(found, ahead, 0))
+        return Losses(total, nats, further, seen)
 
-    def _cross_entropy(self, x: Float[Array, "B T D"], targets: Int[Array, "B T"], smoothing: float | None = None):
-        x, table, bias = self.head(sharding.into_branch(x, self.compute.rules), self.embedding.table)
-        how = dict(
-            bias=bias,
-            softcap=self.spec.head.softcap,
-            chunk=self.compute.loss_chunk,
-            shards=sharding.ways(ax.VOCAB, self.compute.rules),
-        )
-        if smoothing is None:
-            return losses.cross_entropy(x, table, targets, **how)
-        return losses.smoothed_cross_entropy(x, table, targets, smoothing, **how)
+    def _weighed(self, order: Order, x, targets, weights, call: losses.Call) -> tuple[Array, Array]:
+        """`losses.weighed_cross_entropy` of features in `order`, of the rest in the rows' own."""
+        targets, weights = order.out((targets, weights))
+        total, nats = losses.weighed_cross_entropy(call, *self._scored(x), targets, weights)
+        return total, order.back(nats)
+
+    def _scored(self, x: Float[Array, "B T D"]):
+        """Features, the table and the bias that score them."""
+        return self.head(sharding.into_branch(x, self.compute.rules), self.embedding.table)
+
+    def _loss(self, smoothing: float = 0.0, z: float = 0.0) -> losses.Call:
+        how = self.compute
+        return losses.Call(how.loss_chunk, self.spec.head.softcap, smoothing, z, how.rules, how.reduce_dtype)
 
 
 def _shift(x: Array, by: int, fill: int) -> Array:

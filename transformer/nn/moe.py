@@ -1,10 +1,12 @@
 """The mixture-of-experts layer: a router, its experts, and the one that all tokens share."""
 
+import functools
 import math
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from transformer import axes as ax
@@ -14,8 +16,10 @@ from transformer.nn.feed_forward import FeedForward
 from transformer.nn.parameter import parameter
 from transformer.nn.projection import capture, capturing
 from transformer.ops import balance, experts, routing, zigzag
+from transformer.ops.products import product
+from transformer.ops.sums import Sums
 from transformer.settings import Compute
-from transformer.sharding import into_branch, into_stream
+from transformer.sharding import into_branch, into_stream, partition_spec
 
 # Where a forward pass leaves the `balance.Load` of every layer, if it is mutable.
 COLLECTION = "router"
@@ -26,12 +30,15 @@ class Router(nn.Module):
 
     spec: spec.Router
     num_experts: int
+    compute: Compute
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B T E"], Float[Array, " E"] | None]:
         init = nn.initializers.truncated_normal(1 / math.sqrt(x.shape[-1]))
-        kernel = parameter(self, "kernel", init, (x.shape[-1], self.num_experts), (ax.EMBED, ax.ROUTES))
-        logits = jnp.einsum("btd,de->bte", x.astype(jnp.float32), kernel, preferred_element_type=jnp.float32)
+        names = ax.EMBED, ax.ROUTES
+        kernel = parameter(self, "kernel", init, (x.shape[-1], self.num_experts), names)
+        sums = Sums(names, self.compute.rules, self.compute.reduce_dtype)
+        logits = product(x.astype(jnp.float32), kernel, 1, sums)
         zeros = nn.initializers.zeros_init()
         if self.spec.bias:
             logits = logits + parameter(self, "bias", zeros, (self.num_experts,), (ax.ROUTES,))
@@ -77,8 +84,8 @@ class MoE(nn.Module):
     def __call__(self, x: Float[Array, "B T D"], context: Context) -> Float[Array, "B T D"]:
         s, compute = self.spec, self.compute
         x = into_branch(x, compute.rules)
-        logits, correction = Router(s.router, s.num_experts, name="router")(x)
-        index, weight = routing.route(s.router, s.top_k, logits, correction)
+        logits, correction = Router(s.router, s.num_experts, compute, name="router")(x)
+        index, weight = self._route(logits, correction)
         for name, value in (("logits", logits), ("index", index), ("weight", weight)):
             capture(self, f"router_{name}", value)
         # Padding goes to no expert.
@@ -90,6 +97,8 @@ class MoE(nn.Module):
             compute.expert_exchange,
             compute.expert_buffer,
             compute.rules,
+            compute.remat == "full",
+            compute.reduce_dtype,
         )
         weights = Experts(s.expert, s.num_experts, x.shape[-1], self.gain, name="experts")()
         y, dropped = experts.apply(compute.experts, call, x, index, weight, weights)
@@ -97,6 +106,15 @@ class MoE(nn.Module):
         if s.shared is not None:
             y = y + FeedForward(s.shared, compute, self.gain, name="shared")(x)
         return into_stream(y, compute.rules)
+
+    def _route(self, logits: Float[Array, "B T E"], correction: Float[Array, " E"] | None):
+        """`routing.route` on each device: no compiler splits a top-k, but gathers the scores of all tokens."""
+        route = functools.partial(routing.route, self.spec.router, self.spec.top_k)
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.empty or mesh.size == 1:
+            return route(logits, correction)
+        rows = partition_spec((ax.BATCH, ax.LENGTH, None), logits.shape, mesh, self.compute.rules, "tokens")
+        return jax.shard_map(route, in_specs=(rows, PartitionSpec()), out_specs=rows)(logits, correction)
 
     def _report(self, logits, index, context: Context, dropped) -> None:
         """Hands out what the router did to those who asked for it: training, and figures."""

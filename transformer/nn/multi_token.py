@@ -28,8 +28,8 @@ class Depth(nn.Module):
     ) -> tuple[Float[Array, "B T D"], StackCache | None]:
         width = x.shape[-1]
         inputs = Norm(self.spec.norm, name="embedding_norm")(embedded), Norm(self.spec.norm, name="hidden_norm")(x)
-        names = (ax.EMBED, ax.EMBED_OUT)
-        x = Projection((2 * width,), (width,), names, bias=False, name="projection")(jnp.concatenate(inputs, axis=-1))
+        both = (2 * width,), (width,), (ax.EMBED, ax.EMBED_OUT), False, self.compute
+        x = Projection(*both, name="projection")(jnp.concatenate(inputs, axis=-1))
         return Stack(self.spec.decoder, self.compute, name="decoder")(x, context, cache)
 
 

@@ -13,6 +13,8 @@ from transformer import spec
 from transformer.nn.parameter import parameter
 from transformer.ops.norms import normalize
 from transformer.ops.products import product
+from transformer.ops.sums import Sums
+from transformer.settings import Compute
 
 
 class Projection(nn.Module):
@@ -21,6 +23,7 @@ class Projection(nn.Module):
     Attributes:
       inputs, outputs: sizes of the axes contracted and produced.
       names: logical names of the kernel's axes, inputs first.
+      compute: how the kernel's gradient is summed.
       gain: factor on the standard deviation 1/sqrt(fan_in) of the initial kernel, before truncation at two of them.
     """
 
@@ -28,6 +31,7 @@ class Projection(nn.Module):
     outputs: tuple[int, ...]
     names: tuple[str, ...]
     bias: bool
+    compute: Compute
     gain: float = 1.0
 
     @nn.compact
@@ -36,7 +40,8 @@ class Projection(nn.Module):
         init = nn.initializers.truncated_normal(self.gain / math.sqrt(math.prod(self.inputs)))
         shape = self.inputs + self.outputs
         summed = range(-len(shape), -len(self.outputs))
-        y = product(x, parameter(self, "kernel", init, shape, self.names, summed), count)
+        sums = Sums(self.names, self.compute.rules, self.compute.reduce_dtype)
+        y = product(x, parameter(self, "kernel", init, shape, self.names, summed), count, sums)
         if self.bias:
             zeros = nn.initializers.zeros_init()
             y = y + parameter(self, "bias", zeros, self.outputs, self.names[count:]).astype(x.dtype)

@@ -136,5 +136,6 @@ class Stack(nn.Module):
     def _remat(self, module: type[nn.Module]) -> type[nn.Module]:
         if self.compute.remat == "none":
             return module
-        # Under a scan there is no common subexpression to guard against.
-        return nn.remat(module, policy=remat_policy(self.compute), prevent_cse=False)
+        # In a loop's body the forward pass isn't there to be found again; elsewhere the compiler would, and keep it.
+        looped = module is Pattern and self.compute.unroll < self.spec.repeats
+        return nn.remat(module, policy=remat_policy(self.compute), prevent_cse=not looped)

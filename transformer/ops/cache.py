@@ -15,7 +15,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
+from transformer import axes as ax
 from transformer import spec
+from transformer.ops import cache_rows
 
 # How keys and values are kept; int8 has one float32 scale a token and head.
 CacheDType = Literal["float32", "bfloat16", "int8"]
@@ -30,16 +32,17 @@ class KVCache:
     Heads come before slots, so that attention reads each head's keys in one piece and nothing is transposed.
 
     Attributes:
-      keys, values: [*L, B, K, S, H] and [*L, B, K, S, Hv]; S is the capacity in tokens. A latent layer keeps its
-        latent and rotary key as one key and has no values (Hv = 0).
+      keys, values: [*L, B, K, S / p, p · H] and [*L, B, K, S / p, p · Hv]; S is the capacity in tokens, of which p
+        share a row (`ops.cache_rows`). A latent layer keeps its latent and rotary key as one key and has no values
+        (Hv = 0).
       positions: [*L, B, S] absolute positions, -1 where empty.
       key_scales, value_scales: [*L, B, K, S] of int8 keys and values: what 1 stands for.
       layer: the repeat that reads and writes address; None where there is no leading axis.
       sinks: first positions that are never overwritten.
     """
 
-    keys: Num[Array, "*L B K S H"]
-    values: Num[Array, "*L B K S Hv"]
+    keys: Num[Array, "*L B K R W"]
+    values: Num[Array, "*L B K R Wv"]
     positions: Int[Array, "*L B S"]
     key_scales: Float[Array, "*L B K S"] | None = None
     value_scales: Float[Array, "*L B K S"] | None = None
@@ -59,23 +62,49 @@ class KVCache:
         return self.positions.shape[-1]
 
     @property
+    def axes(self) -> dict[str, tuple[str | None, ...]]:
+        """The logical axes of its arrays, by field."""
+        lead = (ax.LAYERS,) * (self.positions.ndim - 2)
+        slots = (*lead, ax.BATCH, ax.ACT_HEADS, None)
+        names = {"keys": (*slots, None), "values": (*slots, None), "positions": (*lead, ax.BATCH, None)}
+        scales = {name: slots for name in ("key_scales", "value_scales") if getattr(self, name) is not None}
+        return names | scales
+
+    @property
     def ring(self) -> int:
         """Slots that later tokens use in turn."""
         return self.capacity - self.sinks
 
     @property
-    def held(self) -> Int[Array, "B S"]:
-        """Positions of the slots of the layer in view."""
+    def together(self) -> int:
+        """Tokens p that share a row."""
+        return self.capacity // self.keys.shape[-2]
+
+    @property
+    def by_slot(self) -> Int[Array, "B S"]:
+        """Positions of the layer in view, slot by slot."""
         return self._at(self.positions)
+
+    @property
+    def held(self) -> Int[Array, "B S"]:
+        """Positions of the layer in view, in the order of `read`."""
+        return cache_rows.as_kept(self.by_slot, self.together)
 
     def view(self, layer: Int[Array, ""] | None) -> "KVCache":
         """The same buffers addressed at one repeat. Writes stay in place: no layer is sliced out and put back."""
         return dataclasses.replace(self, layer=layer)
 
     def read(self, dtype: jnp.dtype) -> tuple[Array, Array, Array]:
-        """(keys [B, S, K, H], values, positions [B, S]) of the layer in view, in `dtype`."""
-        keys = _restore(self._at(self.keys), self._at(self.key_scales), dtype)
-        values = _restore(self._at(self.values), self._at(self.value_scales), dtype)
+        """(keys [B, S, K, H], values, positions [B, S]) of the layer in view, in `dtype`, in the order of its rows."""
+
+        def restore(rows: Array, scales: Array | None) -> Array:
+            rows, scales = self._at(rows), self._at(scales)
+            x = rows.reshape(*rows.shape[:2], self.capacity, rows.shape[-1] // self.together)
+            if scales is None:
+                return x.astype(dtype)
+            return (x.astype(jnp.float32) * cache_rows.as_kept(scales, self.together)[..., None]).astype(dtype)
+
+        keys, values = restore(self.keys, self.key_scales), restore(self.values, self.value_scales)
         # Attention brings heads to the front again; the two transpositions cancel.
         return jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2), self.held
 
@@ -89,17 +118,13 @@ class KVCache:
         # A slot beyond the end is out of bounds, and an out-of-bounds update is dropped.
         slots = jnp.where(kept, slots, self.capacity)
 
-        def put(buffer: Array, new: Array, by_head: bool) -> Array:
-            index = (jnp.arange(positions.shape[0])[:, None], *((slice(None),) if by_head else ()), slots)
-            index = index if self.layer is None else (self.layer, *index)
-            return buffer.at[index].set(new.astype(buffer.dtype), mode="drop")
-
-        written = {"positions": put(self.positions, positions, False)}
+        written = {"positions": cache_rows.put(self.positions, positions, slots, self.layer)}
         for name, new in (("key", keys), ("value", values)):
             if (scales := getattr(self, f"{name}_scales")) is not None:
                 new, scale = quantize(new)
-                written[f"{name}_scales"] = put(scales, scale, True)
-            written[f"{name}s"] = put(getattr(self, f"{name}s"), new, True)
+                written[f"{name}_scales"] = cache_rows.put(scales, scale, slots, self.layer)
+            rows = getattr(self, f"{name}s")
+            written[f"{name}s"] = cache_rows.put_tokens(rows, new, slots, self.layer, self.together)
         return dataclasses.replace(self, **written)
 
     def drop(self, first: Int[Array, " B"]) -> "KVCache":
@@ -210,10 +235,6 @@ def quantize(x: Float[Array, "*B H"]) -> tuple[Int[Array, "*B H"], Float[Array, 
     return jnp.round(steps).astype(jnp.int8), scale
 
 
-def _restore(x: Array, scales: Array | None, dtype: jnp.dtype) -> Array:
-    return x.astype(dtype) if scales is None else (x.astype(jnp.float32) * scales[..., None]).astype(dtype)
-
-
 def init(
     stack: spec.Stack, batch: int, max_length: int, dtype: CacheDType, slack: int = 0, source_length: int = 0
 ) -> StackCache:
@@ -227,11 +248,11 @@ def init(
 
     def empty(mixer: spec.Attention | spec.LatentAttention, slots: int, *lead: int) -> KVCache:
         dims, mask = mixer.cache_dims, mixer.mask
-        heads = (*lead, batch, dims.heads, slots)
-        scales = jnp.zeros(heads, jnp.float32) if dtype == "int8" else None
+        heads, count = (*lead, batch, dims.heads), cache_rows.together(slots, dims.key, dims.value)
+        scales = jnp.zeros((*heads, slots), jnp.float32) if dtype == "int8" else None
         return KVCache(
-            keys=jnp.zeros((*heads, dims.key), dtype),
-            values=jnp.zeros((*heads, dims.value), dtype),
+            keys=jnp.zeros((*heads, *cache_rows.shape(slots, dims.key, count)), dtype),
+            values=jnp.zeros((*heads, *cache_rows.shape(slots, dims.value, count)), dtype),
             positions=jnp.full((*lead, batch, slots), -1, jnp.int32),
             key_scales=scales,
             value_scales=scales if dims.value else None,

@@ -4,12 +4,18 @@ What XLA:CPU is good at decides the forms (figures: benchmarks/decode.py). Its l
 widens int8 slowly; and it reads a matrix faster whose summed axis is the last one.
 """
 
+import functools
 import math
 from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
+
+from transformer import axes as ax
+from transformer import sharding
+from transformer.ops.sums import Sums
 
 # Steps of a digit of `_digits` in one of the digit before: half of one is 127, the largest int8.
 BASE = 254
@@ -91,8 +97,14 @@ def turn(weight: Float[Array, "..."] | Quantized, count: int) -> Turned:
     return Turned(jax.tree.map(lambda a: jnp.moveaxis(a, range(count), range(-count, 0)), weight), count)
 
 
-def product(x: Float[Array, "..."], weight: Weight, count: int) -> Float[Array, "..."]:
-    """Sums over the last `count` axes of x and the first `count` of the weight; dtype in = dtype out."""
+def product(x: Float[Array, "..."], weight: Weight, count: int, sums: Sums | None = None) -> Float[Array, "..."]:
+    """Sums over the last `count` axes of x and the first `count` of the weight; dtype in = dtype out.
+
+    Args:
+      sums: of the weight's gradient, for x of [B, T, …] or [B, …]; None: as the compiler sums it.
+    """
+    if sums is not None and not isinstance(weight, Quantized | Turned) and sums.needed():
+        return _summed_product(x, weight, count, sums)
     return _product(x, weight, tuple(range(count)), None)
 
 
@@ -152,3 +164,38 @@ def _dot(x: Array, weight: Array, axes: tuple[tuple[int, ...], tuple[int, ...]],
         x = jnp.concatenate([x, jnp.zeros_like(x)])
     y = jax.lax.dot_general(x, weight, (axes, ((), ())), preferred_element_type=dtype)
     return y[:1] if lone else y
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _summed_product(x: Array, weight: Array, count: int, sums: Sums) -> Array:
+    """`product`, whose weight gradient is made on each device of its own tokens, summed once, and kept in parts.
+
+    Left to itself, a compiler sums it whole on every device where it spans all of them (`sharding.scattered_sum`).
+    """
+    return _product(x, weight, tuple(range(count)), None)
+
+
+def _summed_forward(x: Array, weight: Array, count: int, sums: Sums) -> tuple[Array, tuple[Array, Array]]:
+    return _summed_product(x, weight, count, sums), (x, weight)
+
+
+def _summed_backward(count: int, sums: Sums, kept: tuple[Array, Array], d: Array) -> tuple[Array, Array]:
+    x, weight = kept
+    lead = x.ndim - count
+    behind = tuple(range(lead, d.ndim)), tuple(range(count, weight.ndim))
+    dx = jax.lax.dot_general(d, weight.astype(x.dtype), (behind, ((), ())))
+    plan, inputs, outputs = sums.plan(weight.shape), tuple(range(count)), tuple(range(count, weight.ndim))
+    first = plan.first in outputs
+
+    def local(x: Array, d: Array) -> Array:
+        tokens = tuple(range(lead)), tuple(range(lead))
+        # The dimension that is scattered comes first (`Plan.first`).
+        g = jax.lax.dot_general(*((d, x) if first else (x, d)), (tokens, ((), ())), preferred_element_type=sums.dtype)
+        return plan.sum(g, outputs + inputs if first else inputs + outputs)
+
+    tokens = sharding.partition_spec((ax.BATCH, ax.LENGTH)[:lead], x.shape[:lead], plan.mesh, sums.rules, "activation")
+    specs = tuple(PartitionSpec(*tokens, *plan.features(part)) for part in (inputs, outputs))
+    return dx, jax.shard_map(local, in_specs=specs, out_specs=plan.place)(x, d).astype(weight.dtype)
+
+
+_summed_product.defvjp(_summed_forward, _summed_backward)

@@ -5,6 +5,7 @@ Counts are of what the spec says is computed, not of how a program happens to co
 """
 
 import dataclasses
+from collections import Counter
 from dataclasses import dataclass
 
 from transformer import spec
@@ -230,6 +231,12 @@ def flops_per_token(model: spec.Model, seq_len: int, *, training: bool, source_l
         layers = sum(block_flops(block, width, seq_len).total for block in model.mtp.decoder.layers)
         total = total + Flops(mtp=model.mtp.depth * (layers + 2 * 2.0 * width * width + head))
     return total * 3 if training else total
+
+
+def flops_by_layer(model: spec.Model, seq_len: int) -> dict[spec.Block, tuple[int, Flops]]:
+    """Of each kind of layer, how many there are, and the forward FLOPs a token of all of them together."""
+    counts = Counter(model.layers)
+    return {block: (n, block_flops(block, model.d_model, seq_len) * n) for block, n in counts.items()}
 
 
 def _head_flops(model: spec.Model) -> float:

@@ -1,4 +1,4 @@
-"""What a compiled program sends between devices, by mesh axis: read from its text (`compiled.as_text()`).
+"""What a compiled program sends between devices, by mesh axis: read from its text (`hlo`).
 
 Bytes are those that a device sends when each collective runs as a ring, the least that is possible: of an operand of n
 bytes on each of g devices, n (g - 1) for an all-gather, n (g - 1) / g for a reduce-scatter or an all-to-all, twice that
@@ -8,15 +8,13 @@ for an all-reduce (which is both), n for a permutation. Loops multiply what is i
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-BYTES = {
-    "pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8,
-    "u64": 8, "f64": 8, "f8e4m3fn": 1, "f8e5m2": 1,
-}  # fmt: skip
+from transformer.planning.hlo import Instruction, Program, Run, parse, walk
+
 KINDS = (
     "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute",
     "collective-broadcast",
@@ -31,12 +29,13 @@ class Collective:
 
     Attributes:
       kind: one of `KINDS`.
-      axes: the mesh axes along which the devices that it joins lie; None where they are no such group.
+      axes: the mesh axes along which the devices that it joins lie, all of them or some of one axis; None elsewhere.
       dtype: of the operand that is largest.
       operand: bytes of all its operands on a device.
       sent: bytes that a device sends in one run.
       times: how often it runs.
       origin: what of the traced program it stands for.
+      overlapped: other work runs while it travels.
     """
 
     kind: str
@@ -46,6 +45,7 @@ class Collective:
     sent: float
     times: int
     origin: str
+    overlapped: bool = False
 
     @property
     def total(self) -> float:
@@ -53,27 +53,46 @@ class Collective:
         return self.sent * self.times
 
 
-@dataclass(frozen=True)
-class _Instruction:
-    name: str
-    shape: str
-    opcode: str
-    rest: str
+def collectives(text: str | Program, mesh: Mapping[str, int], trips: int | None = None) -> list[Collective]:
+    """All collectives of a compiled program, in the order of its text but for those taken along in several steps.
 
-
-def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
-    """All collectives of a compiled program, in the order of its text.
-
-    Of the branches of a conditional the one that sends least is counted.
+    Of the branches of a conditional the `ordinary` one is counted.
 
     Args:
       mesh: sizes of the axes, in their order (`Mesh.shape`); devices are numbered along it, the last axis fastest.
+      trips: as of `hlo.walk`.
 
     Raises:
-      ValueError: a loop whose number of rounds the text doesn't tell.
+      ValueError: as of `hlo.walk`.
     """
-    computations, entry = _parse(text)
-    return list(_walk(computations, entry, 1, {name: size for name, size in mesh.items() if size > 1}))
+    program, sizes = parse(text) if isinstance(text, str) else text, {n: size for n, size in mesh.items() if size > 1}
+    found = _travelling(walk(program, lambda within: ordinary(within, program, math.prod(sizes.values())), trips))
+    return [_collective(run, program, sizes) for run in found]
+
+
+def ordinary(within: list[list[Run]], program: Program, devices: int) -> list[Run]:
+    """The branch, among the runs of all, that a program takes when nothing is out of the ordinary.
+
+    It is one that has a ragged exchange, of whose buffer the others are the way out when it would overflow
+    (`ops.experts.exchange`); else that whose collectives send least on that many devices.
+    """
+
+    def order(runs: list[Run]) -> tuple[bool, float]:
+        ragged = any(run.instruction.opcode.startswith("ragged-all-to-all") for run in runs)
+        return not ragged, sum(run.times * _sizes(run, program, devices)[1] for run in _travelling(runs))
+
+    return min(within, key=order)
+
+
+def sent(kind: str, operand: float, group: int) -> float:
+    """Bytes that each device of a group sends of an operand of so many bytes, by the least that a ring needs."""
+    factor = {
+        "all-gather": group - 1,
+        "all-reduce": 2 * (group - 1) / group,
+        "collective-permute": 1,
+        "collective-broadcast": 1,
+    }.get(kind, (group - 1) / group)
+    return operand * factor
 
 
 def by_axes(found: list[Collective]) -> dict[tuple[tuple[str, ...] | None, str], float]:
@@ -84,103 +103,67 @@ def by_axes(found: list[Collective]) -> dict[tuple[tuple[str, ...] | None, str],
     return totals
 
 
-def _parse(text: str) -> tuple[dict[str, list[_Instruction]], str]:
-    """The instructions of every computation, and the name of the one that is run."""
-    computations: dict[str, list[str]] = {}
-    lines, entry = [], ""
-    for line in text.splitlines():
-        opened = re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line)
-        if opened:
-            lines = computations[opened[2]] = []
-            entry = opened[2] if opened[1] else entry
-        elif re.match(r"\s+(?:ROOT )?%?[\w.\-]+ = ", line):
-            lines.append(line)
-        elif lines:  # attributes of kernels go over lines
-            lines[-1] += " " + line
-    return {name: [_instruction(line) for line in lines] for name, lines in computations.items()}, entry
+def _travelling(runs: Iterable[Run]) -> Iterator[Run]:
+    """Those that are collectives, once each.
 
-
-def _instruction(line: str) -> _Instruction:
-    name, _, rest = line.strip().removeprefix("ROOT ").partition(" = ")
-    # Shapes may be tuples with spaces; a word before a parenthesis comes only after them.
-    return _Instruction(name.lstrip("%"), *re.match(r"(.*?) ([a-z][\w\-]*)\((.*)", rest).groups())
-
-
-def _walk(computations: dict, name: str, times: int, mesh: Mapping[str, int]) -> Iterator[Collective]:
-    shapes = {i.name: i.shape for i in computations[name]}
-    for i in computations[name]:
-        kind = i.opcode.removesuffix("-start")
-        called = re.findall(r"\b(?:calls|body)=%?([\w.\-]+)", i.rest)
-        if kind in KINDS:
-            scatters = kind == "all-reduce" and SCATTERS in name
-            yield _collective("reduce-scatter" if scatters else kind, i, shapes, times, mesh)
-        elif i.opcode == "while":
-            yield from _walk(computations, *called, times * _rounds(computations, i), mesh)
-        elif i.opcode == "conditional":
-            branches = [list(_walk(computations, branch, times, mesh)) for branch in _branches(i)]
-            yield from min(branches, key=lambda branch: sum(c.total for c in branch))
+    A TPU may take one along through several fusions, in steps that have its channel and the number of a chain.
+    """
+    steps: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        if _kind(run) is None:
+            continue
+        chain = re.search(r'channel_id=(\d+).*chain_id="(\d+)"', run.instruction.rest)
+        if chain is None:
+            yield run
         else:
-            called += re.findall(r"\bto_apply=%?([\w.\-]+)", i.rest) if i.opcode == "call" else []
-            for computation in called:
-                yield from _walk(computations, computation, times, mesh)
+            steps.setdefault(chain.groups(), []).append(run)
+    for first, *others in steps.values():
+        yield replace(first, beside=first.beside or len(others) > 1)  # between its start and its end
 
 
-def _branches(i: _Instruction) -> list[str]:
-    listed = re.search(r"branch_computations=\{([^}]*)\}", i.rest)
-    if listed:
-        return [name.strip().lstrip("%") for name in listed[1].split(",")]
-    return re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", i.rest)
+def _kind(run: Run) -> str | None:
+    kind = run.instruction.opcode.removesuffix("-start")
+    if kind == "all-reduce" and SCATTERS in run.computation:
+        return "reduce-scatter"
+    return kind if kind in KINDS else None
 
 
-def _rounds(computations: dict, loop: _Instruction) -> int:
-    known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest)
-    if known:
-        return int(known[1])
-    # A scan counts from 0 up to the one constant of its condition.
-    pending, found = [re.search(r"condition=%?([\w.\-]+)", loop.rest)[1]], set()
-    while pending:
-        for i in computations[pending.pop()]:
-            pending += re.findall(r"\bcalls=%?([\w.\-]+)", i.rest)
-            found |= {int(i.rest.split(")")[0])} if i.opcode == "constant" and re.match(r"\d+\)", i.rest) else set()
-    if len(found) != 1:
-        raise ValueError(f"{loop.name}: a loop whose number of rounds the program doesn't tell")
-    return found.pop()
+def _operands(i: Instruction, program: Program, computation: str) -> list:
+    table = program.table(computation)
+    return [array for name in i.operands if name in table for array in table[name].arrays]
 
 
-def _collective(kind: str, i: _Instruction, shapes: dict, times: int, mesh: Mapping[str, int]) -> Collective:
-    operands = re.findall(r"%?([\w.\-]+)(?:,|$)", re.sub(r"/\*.*?\*/|\{[^}]*\}", "", i.rest.split(")")[0]))
-    arrays = [array for name in operands for array in _arrays(shapes[name])]
-    size = sum(BYTES[dtype] * count for dtype, count in arrays)
-    axes, group = _axes(i.rest, mesh)
-    factor = {
-        "all-gather": group - 1,
-        "all-reduce": 2 * (group - 1) / group,
-        "collective-permute": 1,
-        "collective-broadcast": 1,
-    }.get(kind, (group - 1) / group)
-    dtype = max(arrays, key=lambda array: BYTES[array[0]] * array[1], default=("", 0))[0]
-    origin = re.search(r'op_name="([^"]*)"', i.rest)
-    return Collective(kind, axes, dtype, size, size * factor, times, origin[1] if origin else "")
+def _sizes(run: Run, program: Program, devices: int) -> tuple[int, float]:
+    """Bytes of the operands, and bytes that a device sends in one run."""
+    i = run.instruction
+    size = sum(array.bytes for array in _operands(i, program, run.computation))
+    # A permutation has pairs in place of groups.
+    group = len(_replica_groups(i.rest, devices)[0]) if "source_target_pairs" not in i.rest else 2
+    return size, sent(_kind(run), size, group)
 
 
-def _arrays(shape: str) -> list[tuple[str, int]]:
-    """(dtype, numbers) of the arrays of a shape."""
-    found = re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", shape)
-    return [(dtype, math.prod(int(n) for n in dims.split(",") if n)) for dtype, dims in found if dtype in BYTES]
+def _collective(run: Run, program: Program, mesh: Mapping[str, int]) -> Collective:
+    i = run.instruction
+    size, travels = _sizes(run, program, math.prod(mesh.values()))
+    arrays = _operands(i, program, run.computation)
+    dtype = max(arrays, key=lambda array: array.bytes).dtype if arrays else ""
+    return Collective(_kind(run), _axes(i.rest, mesh), dtype, size, travels, run.times, i.origin, run.beside)
 
 
-def _axes(attributes: str, mesh: Mapping[str, int]) -> tuple[tuple[str, ...] | None, int]:
-    """The mesh axes that a collective goes along, and how many devices one group has."""
+def _axes(attributes: str, mesh: Mapping[str, int]) -> tuple[str, ...] | None:
+    """The mesh axes that a collective goes along."""
     pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", attributes)
     if pairs:
         moved = [_places(pair, mesh) for pair in _groups(pairs[1])]
-        return tuple(name for name in mesh if any(a[name] != b[name] for a, b in moved)), 2
+        return tuple(name for name in mesh if any(a[name] != b[name] for a, b in moved))
     groups = _replica_groups(attributes, math.prod(mesh.values()))
     for count in range(len(mesh) + 1):
         for axes in itertools.combinations(mesh, count):
             if {frozenset(g) for g in groups} == {frozenset(g) for g in _along(mesh, axes)}:
-                return axes, len(groups[0])
-    return None, len(groups[0])
+                return axes
+    # Part of an axis, as where a sum over it goes by stages.
+    differ = {frozenset(_differ(_places(group, mesh))) for group in groups}
+    return tuple(*differ) if len(differ) == 1 and len(*differ) == 1 else None
 
 
 def _along(mesh: Mapping[str, int], axes: Sequence[str]) -> list[list[int]]:
@@ -188,6 +171,11 @@ def _along(mesh: Mapping[str, int], axes: Sequence[str]) -> list[list[int]]:
     inside = [list(mesh).index(axis) for axis in axes]
     devices = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
     return np.moveaxis(devices, inside, range(-len(axes), 0)).reshape(-1, math.prod(mesh[a] for a in axes)).tolist()
+
+
+def _differ(places: list[dict[str, int]]) -> set[str]:
+    """The mesh axes on which not all have the same place."""
+    return {axis for axis in places[0] if len({place[axis] for place in places}) > 1}
 
 
 def _places(ids: list[int], mesh: Mapping[str, int]) -> list[dict[str, int]]:

@@ -10,6 +10,8 @@ from jax.extend import core
 def matmul_flops(function: Callable, *args, trips: int | None = None) -> int:
     """FLOPs of every `dot_general` of `function(*args)`, two a multiply-add; loop bodies count once a trip.
 
+    What each device of a mesh does by itself (`jax.shard_map`) counts on all of them. Kernels are left out.
+
     Args:
       args: arrays or `jax.ShapeDtypeStruct`s; nothing is computed.
       trips: how often loops run whose lengths depend on values, such as that over the tiles of experts.
@@ -18,10 +20,11 @@ def matmul_flops(function: Callable, *args, trips: int | None = None) -> int:
       ValueError: a matrix product in a loop whose number of trips is neither known before it runs nor given, or in
         branches that differ.
     """
-    return _count(jax.make_jaxpr(function)(*args), trips)
+    return count(jax.make_jaxpr(function)(*args), trips)
 
 
-def _count(jaxpr: core.Jaxpr, trips: int | None) -> int:
+def count(jaxpr: core.Jaxpr, trips: int | None = None) -> int:
+    """`matmul_flops` of what is traced already."""
     return sum(_equation(equation, trips) for equation in jaxpr.eqns)
 
 
@@ -32,7 +35,11 @@ def _equation(equation: core.JaxprEqn, trips: int | None) -> int:
         (contracted, _), _ = equation.params["dimension_numbers"]
         (out,) = equation.outvars
         return 2 * math.prod(out.aval.shape) * math.prod(left.shape[axis] for axis in contracted)
-    inner = [_count(jaxpr, trips) for jaxpr in _inner(equation)]
+    if name == "pallas_call":
+        return 0
+    inner = [count(jaxpr, trips) for jaxpr in _inner(equation)]
+    if name == "shard_map":
+        return equation.params["mesh"].size * sum(inner)
     if name == "scan":
         return equation.params["length"] * sum(inner)
     if name == "while" and any(inner):

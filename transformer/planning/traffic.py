@@ -6,25 +6,23 @@ purposes:
 - parameters: gathered over the axes that split both them and the batch, once forwards and once backwards;
 - gradients: summed over all axes that split the batch, and scattered over those that split their parameter;
 - activations: summed over the tensor axis, twice a layer forwards (behind each product whose summed axis is split) and
-  as often backwards, and once each for the embedding and the head;
+  as often backwards, and once each for the embedding and the head; keys and values that go round the context axis;
 - tokens: change places with the features of the embedding, and travel to their experts.
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-
-import jax
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from transformer import axes as ax
 from transformer import sharding, spec
-from transformer.nn import initial
 from transformer.nn.model import Transformer
-from transformer.nn.parameter import Named
+from transformer.ops.experts import exchange
 from transformer.planning.accounting import BYTES
-from transformer.planning.collectives import Collective
-
-PURPOSES = ("parameters", "gradients", "activations", "tokens")
+from transformer.planning.collectives import Collective, sent
+from transformer.planning.leaves import Leaf, leaves
+from transformer.planning.report import PURPOSES, Exchange
+from transformer.settings import Compute
 
 
 @dataclass(frozen=True)
@@ -32,66 +30,93 @@ class Compiler:
     """What a compiler makes of sums over devices.
 
     Attributes:
-      scatters: a sum of which a device needs a part is a reduce-scatter; else an all-reduce, which sends twice as much.
       merges: the sum of sums over devices is one; else the products that share an input each have their own.
     """
 
-    scatters: bool
     merges: bool
 
 
-TPU = Compiler(scatters=True, merges=True)
-CPU = Compiler(scatters=False, merges=False)
+TPU = Compiler(merges=True)
+CPU = Compiler(merges=False)
 
 
 def measured(found: Iterable[Collective], rules: str = "default") -> dict[str, float]:
     """Bytes that a device sends for each purpose, told by the kind and the axes of each collective."""
     totals = dict.fromkeys(PURPOSES, 0.0)
     for c in found:
-        if c.axes is None or not {*_of_batch(rules)}.issuperset(c.axes):
-            purpose = "activations"
-        elif c.kind in ("all-reduce", "reduce-scatter"):
-            purpose = "gradients"
-        else:
-            # Ids of tokens are looked up by all that share a table.
-            moves = c.kind in ("all-to-all", "ragged-all-to-all") or c.dtype.startswith(("s", "u"))
-            purpose = "tokens" if moves else "parameters"
-        totals[purpose] += c.total
+        totals[purpose(c, rules)] += c.total
     return totals
+
+
+def purpose(c: Collective, rules: str = "default") -> str:
+    """What a collective is for, told by its kind and axes."""
+    if c.axes is None or not {*_of_batch(rules)}.issuperset(c.axes):
+        return "activations"
+    if c.kind in ("all-reduce", "reduce-scatter"):
+        return "gradients"
+    # Ids of tokens are looked up by all that share a table.
+    moves = c.kind in ("all-to-all", "ragged-all-to-all") or c.dtype.startswith(("s", "u"))
+    return "tokens" if moves else "parameters"
 
 
 def expected(
     model: Transformer, rows: int, length: int, mesh: Mapping[str, int], compiler: Compiler = TPU
 ) -> dict[str, float]:
-    """Bytes that a device sends for each purpose in a step on `rows` rows of `length` tokens, without accumulation.
+    """Bytes that a device sends for each purpose: `exchanges`, summed."""
+    totals = dict.fromkeys(PURPOSES, 0.0)
+    for found in exchanges(model, rows, length, mesh, compiler=compiler):
+        totals[found.purpose] += found.sent
+    return totals
 
-    For decoders without remat and multi-token prediction; of mixtures, with `compute.experts="capacity"` and a tensor
-    axis of 1.
+
+def exchanges(
+    model: Transformer,
+    rows: int,
+    length: int,
+    mesh: Mapping[str, int],
+    accumulate: int = 1,
+    compiler: Compiler = TPU,
+    device_kind: str = "",
+    training: bool = True,
+) -> tuple[Exchange, ...]:
+    """What a step on `rows` rows of `length` tokens must send, all of it while nothing else runs.
 
     Args:
       mesh: sizes of the axes.
+      accumulate: microbatches, each of which gathers parameters and sums gradients for itself.
+      device_kind: of the devices, which decides how tokens reach their experts.
+      training: forwards and backwards; else forwards alone.
     """
-    compute = model.compute
     size = {axis: mesh.get(axis, 1) for axis in sharding.MESH_AXES}
-    of_rows = [axis for axis in _of_batch(compute.rules) if size[axis] > 1]
-    totals = dict.fromkeys(PURPOSES, 0.0)
-    for path, box in jax.tree_util.tree_leaves_with_path(initial.abstract_params(model), is_leaf=initial.is_named):
-        for purpose, sent in _of_parameter(path[0].key, box, size, of_rows, model, compiler).items():
-            totals[purpose] += sent
-    tokens = rows * length / math.prod(size[axis] for axis in of_rows)
-    numbers = tokens * model.spec.d_model
-    tensor, item = size["tensor"], BYTES[compute.dtype]
-    sums = sum(_sums(block, compiler) for block in model.spec.layers)
-    totals["activations"] = numbers * (sums * item + 2 * BYTES["float32"]) * _ring(2, tensor)
-    # The embedding's features, there and back, between those that share a table.
-    shared = math.prod(size[a] for a in sharding.RULES[compute.rules][ax.EMBED] if a in of_rows)
-    totals["tokens"] = 2 * numbers * item * _ring(1, shared) + tokens * BYTES["float32"] * (shared - 1)
-    for block in model.spec.layers:
-        if isinstance(block.ffn, spec.MoE):
-            room = math.ceil(compute.expert_capacity * tokens * block.ffn.top_k / block.ffn.num_experts)
-            slots = block.ffn.num_experts * min(room, tokens) * model.spec.d_model
-            totals["tokens"] += 4 * slots * item * _ring(1, size["expert"])
-    return totals
+    of_rows = [axis for axis in _of_batch(model.compute.rules) if size[axis] > 1]
+    tokens = rows * length / accumulate / math.prod(size[axis] for axis in of_rows)
+    found = []
+    for leaf in leaves(model.spec):
+        found += _of_parameter(leaf, size, of_rows, model, compiler)
+    found += _of_layers(model, tokens, size, compiler, device_kind, training)
+    if not training:
+        forwards = [e for e in found if e.purpose != "gradients"]
+        found = [replace(e, times=1, operand=e.operand / e.times) if e.purpose == "parameters" else e for e in forwards]
+    return _merged([replace(e, times=e.times * accumulate, operand=e.operand * accumulate) for e in found], size)
+
+
+def _merged(found: Iterable[Exchange], size: Mapping[str, int]) -> tuple[Exchange, ...]:
+    """One entry for each kind, axes and purpose, with what it sends; none of what is sent to nobody."""
+    totals: dict[tuple, Exchange] = {}
+    for e in found:
+        ways = math.prod(size[axis] for axis in e.axes)
+        if ways > 1 and e.operand:
+            key, here = (e.kind, e.axes, e.purpose), sent(e.kind, e.operand, ways)
+            old = totals.get(key, replace(e, times=0, operand=0.0, sent=0.0))
+            totals[key] = replace(e, times=old.times + e.times, operand=old.operand + e.operand, sent=old.sent + here)
+    return tuple(totals.values())
+
+
+def _exchange(kind: str, axes: Iterable[str], purpose: str, operand: float, times: int = 1) -> Exchange:
+    """`operand` bytes, `times` times; what is sent is filled in by `_merged`."""
+    return Exchange(
+        kind=kind, axes=tuple(axes), purpose=purpose, overlapped=False, times=times, operand=operand * times, sent=0.0
+    )
 
 
 def _of_batch(rules: str) -> tuple[str, ...]:
@@ -99,40 +124,108 @@ def _of_batch(rules: str) -> tuple[str, ...]:
     return sharding.RULES[rules][ax.BATCH] + sharding.RULES[rules][ax.LENGTH]
 
 
-def _ring(times: int, ways: int) -> float:
-    return times * (ways - 1) / ways
-
-
 def _of_parameter(
-    part: str, box: Named, size: Mapping[str, int], of_rows: list[str], model: Transformer, compiler: Compiler
-) -> dict[str, float]:
+    leaf: Leaf, size: Mapping[str, int], of_rows: list[str], model: Transformer, compiler: Compiler
+) -> Iterator[Exchange]:
     """Of one parameter: what its gathering sends and what summing its gradient does.
 
-    Layers multiply, and sum, in the dtype of the activations; the table that is looked up isn't gathered at all, and
-    what comes out of the loss is float32.
+    Layers and the loss multiply in the dtype of the activations, and sum in `compute.reduce_dtype`; for being looked
+    up, a table isn't gathered at all.
     """
-    rules, item = model.compute.rules, BYTES[model.compute.dtype]
-    splits = [axis for name in box.names for axis in sharding.RULES[rules][name] if size[axis] > 1]
-    stays = [a for name in box.names if name == ax.EXPERTS for a in sharding.RULES[rules][name]]
+    rules, item, part = model.compute.rules, BYTES[model.compute.dtype], leaf.path[0]
+    splits = [axis for name in leaf.names for axis in sharding.RULES[rules][name] if size[axis] > 1]
+    stays = [a for name in leaf.names if name == ax.EXPERTS for a in sharding.RULES[rules][name]]
     gathered = [axis for axis in splits if axis in of_rows and axis not in stays]
     summed = [axis for axis in of_rows if axis not in splits]
-    here = box.value.size / math.prod(size[axis] for axis in splits)
-    together, others = math.prod(size[a] for a in gathered), math.prod(size[a] for a in summed)
-    in_stack = part in model.spec.stacks
+    here = math.prod(leaf.shape) / math.prod(size[axis] for axis in splits)
+    together = math.prod(size[a] for a in gathered)
     if part == "embedding":
-        return {"gradients": here * BYTES["float32"] * _ring(2, others)}
-    # What is gathered around experts is kept for the backward pass, as is the head, which the loss uses at once.
-    gathers = here * (together - 1) * item * (2 if in_stack and not stays else 1)
-    grad_item = item if in_stack else BYTES["float32"]
-    # Around experts it is the code itself that gathers and scatters.
-    if compiler.scatters or stays:
-        scattered = here * (together - 1) + here * _ring(2, others)
+        yield from _summed(summed, here * BYTES["float32"])
+        if not (model.spec.head and model.spec.head.tied and ax.VOCAB in leaf.names):
+            return
+        part = "head"
+    in_stack = part not in ("head", "pooler")
+    # Around experts it is the code itself that gathers, and keeps what it gathered unless it is told not to.
+    twice = in_stack and (not stays or model.compute.remat != "none")
+    depth = model.spec.mtp.depth if model.spec.mtp and part == "head" else 0
+    yield _exchange("all-gather", gathered, "parameters", here * item, (1 + twice) * (1 + depth))
+    grad = here * BYTES[model.compute.reduce_dtype or model.compute.dtype]
+    yield _exchange("reduce-scatter", gathered, "gradients", grad * together * (1 + depth))
+    yield from _summed(summed, grad * (1 + depth))
+
+
+def _summed(axes: Iterable[str], operand: float) -> Iterator[Exchange]:
+    """A sum that all devices of the axes get; within slices first, then between them."""
+    within = [axis for axis in axes if axis != "slice"]
+    yield _exchange("all-reduce", within, "gradients", operand)
+    yield _exchange("all-reduce", [axis for axis in axes if axis == "slice"], "gradients", operand)
+
+
+def _of_layers(
+    model: Transformer,
+    tokens: float,
+    size: Mapping[str, int],
+    compiler: Compiler,
+    device_kind: str,
+    training: bool,
+) -> Iterator[Exchange]:
+    """What is sent of the activations of `tokens` tokens, those of a device in a microbatch."""
+    compute, item = model.compute, BYTES[model.compute.dtype]
+    numbers, passes = tokens * model.spec.d_model, 1 if not training else 2 if compute.remat == "none" else 3
+    further = model.spec.mtp.decoder.layers * model.spec.mtp.depth if model.spec.mtp and training else ()
+    blocks = [*model.spec.layers, *further]
+    sums = sum(_sums(block, compiler) if training else 2 + bool(block.cross) for block in blocks)
+    yield _exchange("all-reduce", ["tensor"], "activations", numbers * item, sums)
+    yield _exchange("all-reduce", ["tensor"], "activations", numbers * (BYTES["float32"] + training * item))
+    # The embedding's features, there and back, between those that share a table; and before it the ids.
+    of_batch = _of_batch(compute.rules)
+    sharers = [a for a in sharding.RULES[compute.rules][ax.EMBED] if a in of_batch and size[a] > 1]
+    along = [a for a in sharers if a in sharding.RULES[compute.rules][ax.LENGTH]]
+    for axes in (along, [a for a in sharers if a not in along]):  # one dimension after the other
+        yield _exchange("all-to-all", axes, "tokens", numbers * item, 1 + training)
+    yield _exchange("all-gather", sharers, "tokens", tokens * BYTES["float32"])
+    for block in blocks:
+        if isinstance(block.ffn, spec.MoE):
+            yield from _to_experts(block.ffn, model, tokens, size["expert"], passes, device_kind)
+        if size["context"] > 1 and sharding.RULES[compute.rules][ax.LENGTH]:
+            # Once a pass, and the gradients back; no more than a window of keys.
+            seen = min(tokens * (size["context"] - 1), block.mixer.mask.window or math.inf)
+            kept = seen * _keys_and_values(block.mixer) / size["tensor"] * item
+            yield _exchange("collective-permute", ["context"], "activations", kept, passes + training)
+
+
+def _keys_and_values(mixer: spec.Attention | spec.LatentAttention) -> int:
+    """Numbers of a token that attention reads in training, which expands latents."""
+    if isinstance(mixer, spec.LatentAttention):
+        return mixer.num_heads * (mixer.nope_dim + mixer.rope_dim + mixer.v_dim)
+    return mixer.cache_dims.numbers
+
+
+def _to_experts(
+    ffn: spec.MoE, model: Transformer, tokens: float, ways: int, passes: int, device_kind: str
+) -> Iterator[Exchange]:
+    """There and back in each pass."""
+    compute, width = model.compute, model.spec.d_model * BYTES[model.compute.dtype]
+    if compute.experts == "capacity":
+        room = math.ceil(compute.expert_capacity * tokens * ffn.top_k / ffn.num_experts)
+        slots = ffn.num_experts * min(room, tokens)
+        yield _exchange("all-to-all", ["expert"], "tokens", slots * width, 2 * passes)
+    elif expert_exchange(compute, tokens, ffn.top_k, ways, device_kind) == "all_gather":
+        yield _exchange("all-gather", ["expert"], "tokens", tokens * width, passes)
+        yield _exchange("reduce-scatter", ["expert"], "tokens", tokens * ways * width, passes)
     else:
-        scattered = here * together * _ring(2, together * others)
-    return {"parameters": gathers, "gradients": scattered * grad_item}
+        yield _exchange("ragged-all-to-all", ["expert"], "tokens", tokens * ffn.top_k * width, 2 * passes)
+
+
+def expert_exchange(compute: Compute, tokens: float, top_k: int, ways: int, device_kind: str) -> str:
+    """How tokens reach the experts of other devices: "all_to_all" or "all_gather"."""
+    if compute.expert_exchange != "auto":
+        return compute.expert_exchange
+    without = device_kind in exchange.WITHOUT_RAGGED
+    return "all_gather" if without else exchange.choose(math.ceil(tokens), top_k, ways)
 
 
 def _sums(block: spec.Block, compiler: Compiler) -> int:
     """All-reduces of a layer's activations over the tensor axis, forwards and backwards."""
     backwards = 2 if compiler.merges else 3 + (2 if getattr(block.ffn, "gated", False) else 1)
-    return 2 + backwards
+    return 2 + backwards + (2 if block.cross else 0)

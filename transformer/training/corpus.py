@@ -3,19 +3,22 @@
 import ast
 import functools
 import gc
-import glob
-import hashlib
+import logging
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
-from transformer.settings import Data, SettingsError
+import numpy as np
 
+from transformer.settings import Data, SettingsError, check
+from transformer.training import files
+from transformer.training.documents import Documents, store_of
+from transformer.training.indexes import HUGE
+
+log = logging.getLogger("transformer")
 MIN_CHARACTERS = 100  # a shorter documentation page says too little to be a document
-PIECE = 2**16  # characters of one piece of a big file
-MIN_PIECE = 2**12
-MIN_PIECES = 128  # wanted of a middling file, so that a few percent of them are a validation set
 
 # No documentation, or not of Python: tests, tables, vendored tools, and what is not the standard library.
 _SKIPPED = {
@@ -25,13 +28,52 @@ _SKIPPED = {
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def load(data: Data) -> list[str]:
+def load(data: Data) -> Documents:
     """The documents of `data.source`, non-empty and without duplicates, in a fixed order.
 
     Raises:
-      SettingsError: a path matches no file, a file is not UTF-8, or there is no text at all.
+      SettingsError: a path matches no file, a file can't be read, or there is no text at all.
     """
-    return list(python_docs()) if data.source == "python_docs" else text_files(data.paths)
+    if data.source == "python_docs":
+        return _of_python()
+    stamps = files.stamped(data.paths)
+    kinds = {files.kind_of(name)[0] for name, *_ in stamps}
+    remedy = f"data.paths={data.paths!r} are plain text; leave it at {Data.text_field!r}"
+    check(data.text_field == Data.text_field or kinds - {"text", "tsv"}, "data.text_field", data.text_field, remedy)
+    return _of_files(stamps, data.paths, data.text_field, data.on_bad, data.cache)
+
+
+@functools.lru_cache(maxsize=8)  # training and validation ask for the same, and a pass over big files takes long
+def _of_files(stamps: tuple, paths: tuple[str, ...], field: str, on_bad: str, cache: str | None) -> Documents:
+    stores = [store_of(name, stamp, field, on_bad, cache) for name, *stamp in stamps]
+    counts = Counter()
+    for store in stores:
+        counts.update({name: count for name, count in store.index.counts.items() if name != "first"})
+    first = next((store.index.counts["first"] for store in stores if store.index.counts["first"]), "")
+    documents = Documents.of_stores(stores)
+    if not len(documents):
+        why = f" ({first})" if first else ""
+        raise SettingsError(f"data.paths={paths!r}: the files hold no text{why}; give files with text in them")
+    repeated = sum(len(store.index.hashes) for store in stores) - len(documents)
+    told = [
+        f"{what}: {count:,}{more}"
+        for what, count, more in (
+            ("bad rows left out", counts["bad"], f" (the first: {first})"),
+            ("empty documents left out", counts["empty"], ""),
+            ("repeated documents left out", repeated, ""),
+            (f"documents above {HUGE:,} bytes cut", counts["huge"], ""),
+        )
+        if count
+    ]
+    level = logging.WARNING if counts["bad"] else logging.INFO
+    size = f"files: {len(stores):,}; documents: {len(documents):,} of {documents.sizes.sum():,} bytes"
+    log.log(level, "data: %s", "; ".join([size, *told]))
+    return documents
+
+
+@functools.cache
+def _of_python() -> Documents:
+    return Documents.of(python_docs())
 
 
 @functools.cache
@@ -63,50 +105,7 @@ def python_docs() -> tuple[str, ...]:
     return tuple(text for text in documents if len(text) >= MIN_CHARACTERS)
 
 
-def text_files(paths: Iterable[str]) -> list[str]:
-    """The UTF-8 files that `paths` (names or globs) match, big ones in pieces that join to the file.
-
-    Raises:
-      SettingsError: a path matches no file, a file is not UTF-8, or there is no text at all.
-    """
-    documents = [piece for name in files(paths) for piece in _pieces(read(name)) if piece.strip()]
-    if not documents:
-        raise SettingsError(f"data.paths={tuple(paths)!r}: the files hold no text; give files with text in them")
-    return list(dict.fromkeys(documents))
-
-
-def files(paths: Iterable[str]) -> list[str]:
-    """The files that `paths` (names or globs) match, each once, sorted.
-
-    Raises:
-      SettingsError: a path matches no file.
-    """
-    found: dict[str, None] = {}
-    for pattern in paths:
-        matches = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
-        matches = [name for name in matches if os.path.isfile(name)]
-        if not matches:
-            raise SettingsError(f"data.paths={pattern!r}: matches no file; give a file or a glob such as 'docs/*.txt'")
-        found.update(dict.fromkeys(os.path.realpath(name) for name in matches))
-    return sorted(found)
-
-
-def read(name: str) -> str:
-    """The text of a UTF-8 file.
-
-    Raises:
-      SettingsError: it is not UTF-8.
-    """
-    content = Path(name).read_bytes()
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise SettingsError(
-            f"data.paths: {name} is not UTF-8 at byte {error.start} ({error.reason}); convert the file or leave it out"
-        ) from error
-
-
-def split(documents: Iterable[str], fraction: float) -> tuple[list[str], list[str]]:
+def split(documents: Documents, fraction: float) -> tuple[Documents, Documents]:
     """Training and validation documents, a `fraction` the latter, each in the order given.
 
     A document's side depends on its text and `fraction` only: equal texts never lie on both sides, and neither order
@@ -115,21 +114,19 @@ def split(documents: Iterable[str], fraction: float) -> tuple[list[str], list[st
     Raises:
       SettingsError: one side is empty.
     """
-    sides: tuple[list[str], list[str]] = ([], [])
-    for text in documents:
-        sides[content_hash(text) < fraction * 2**64].append(text)
-    if not all(sides):
-        side = "validation" if sides[0] else "training"
+    held_out = is_held_out(documents.hashes, fraction)
+    if held_out.all() or not held_out.any():
+        side = "training" if held_out.all() else "validation"
         raise SettingsError(
-            f"data.validation_fraction={fraction!r}: no {side} document among {len(sides[0]) + len(sides[1])}; "
+            f"data.validation_fraction={fraction!r}: no {side} document among {len(documents)}; "
             f"{'raise' if side == 'validation' else 'lower'} the fraction or add text to data.paths"
         )
-    return sides
+    return documents.select(~held_out), documents.select(held_out)
 
 
-def content_hash(text: str) -> int:
-    """64 bits that depend on the text alone, the same in every process and release."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+def is_held_out(hashes: np.ndarray, fraction: float) -> np.ndarray:
+    """Whether contents of these hashes, uint64 [N], are for validation: bool [N]."""
+    return hashes < np.uint64(min(int(fraction * 2**64), 2**64 - 1))
 
 
 def _modules(root: Path) -> list[Path]:
@@ -162,20 +159,3 @@ def _unseen(text: str, seen: set[str]) -> str:
         seen.add(key)
     seen.add(text)
     return "\n\n".join(kept)
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """Cuts `text` after a paragraph (else a line, else anywhere) into pieces of at most PIECE characters."""
-    size = min(PIECE, max(MIN_PIECE, len(text) // MIN_PIECES))
-    start = 0
-    while len(text) - start > size:
-        end = start + size
-        for separator in ("\n\n", "\n"):
-            # A cut in the first half would leave crumbs; a worse separator further on is the better one.
-            cut = text.rfind(separator, start + size // 2, end)
-            if cut >= 0:
-                end = cut + len(separator)
-                break
-        yield text[start:end]
-        start = end
-    yield text[start:]

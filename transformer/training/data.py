@@ -22,11 +22,12 @@ from typing import Any
 import grain
 import numpy as np
 
-from transformer.settings import PAIR_SOURCES, Data, SettingsError, check
+from transformer.settings import PAIR_SOURCES, Data, check
 from transformer.tokenizer import Tokenizer
-from transformer.training import corpus, pairs
+from transformer.training import corpus, mixture, packing, pairs
 from transformer.training.examples import COLUMNS, Shape
-from transformer.training.objectives import Causal, Objective, make_objective
+from transformer.training.mixture import Part, Turns
+from transformer.training.objectives import Objective, make_objective
 
 Batch = dict[str, np.ndarray]
 log = logging.getLogger("transformer")
@@ -34,16 +35,18 @@ log = logging.getLogger("transformer")
 # A document fills many consecutive rows; shuffling rows within about so many tokens spreads it over batches.
 WINDOW_TOKENS = 2**18
 PREFETCH_BATCHES = 4
-BINS = 64  # rows that are filled at a time where no example may be split
 LOOKED_AT = 10_000  # pairs by which it is told how many don't fit
 
 
 def train_iterator(
     data: Data, tokenizer: Tokenizer, shape: Shape, rows: Sequence[int] | None = None
 ) -> grain.DatasetIterator[Batch]:
-    """Endless training batches [B, T], or of the given `rows` of them, reshuffled each epoch, by a background thread.
+    """Training batches [B, T], or of the given `rows` of them, reshuffled each epoch, by a background thread.
 
-    `get_state()` is plain JSON, the same in every process; after `set_state` the next batches are bit-identical.
+    They have no end but where every component of a mixture has its epochs.
+
+    `get_state()` is plain JSON, the same in every process and for any number of `data.workers`; after `set_state` the
+    next batches are bit-identical.
     Every process packs all rows and keeps those that its devices hold, so the sequence of global batches is a function
     of `data` alone: a run goes on with the same examples on another number of processes and on another mesh.
 
@@ -51,15 +54,20 @@ def train_iterator(
       SettingsError: the texts can't be read or split, or the objective doesn't fit the model or the tokenizer.
     """
     mine = _rows_held(data, rows)
-    check(data.seed >= 0, "data.seed", data.seed, "use 0 or more")
     objective = make_objective(data, tokenizer, shape)
-    items, _ = sides(data)
-    if data.objective == "pairs" and log.isEnabledFor(logging.WARNING):
-        report_dropped(objective, items)
+    parts = parts_of(data)
+    for part in parts:
+        packing.check_usable(part.items, objective)
+        if data.objective == "pairs" and log.isEnabledFor(logging.WARNING):
+            report_dropped(objective, part.items)
+    if len(parts) > 1 or parts[0].epochs:
+        names = [f"data.mixture[{i}] ({' '.join(c.paths) or c.source})" for i, c in enumerate(data.components)]
+        log.info("data: %s", "; ".join(mixture.told(parts, names)))
     # Grain adds the epoch to the seed: plain consecutive seeds would share their epochs.
-    seeds = [int(word) >> 1 for word in np.random.SeedSequence(data.seed).generate_state(3)]
+    seeds = [int(word) >> 1 for word in np.random.SeedSequence(data.seed).generate_state(2 + len(parts))]
+    texts = mixture.in_order(parts, [seeds[0], *seeds[3:]])
     packed = grain.experimental.WindowShuffleIterDataset(
-        pack(items, objective, seeds[0], seeds[2]), window_size=_window_rows(data), seed=seeds[1]
+        packing.pack(texts, objective, seeds[2], data.workers), window_size=_window_rows(data), seed=seeds[1]
     )
     batches = packed.batch(data.batch_size, drop_remainder=True).map(lambda batch: _batch(batch, mine))
     return iter(grain.experimental.ThreadPrefetchIterDataset(batches, prefetch_buffer_size=PREFETCH_BATCHES))
@@ -78,31 +86,56 @@ def validation_batches(
     """
     mine = _rows_held(data, rows)
     check(num_batches >= 1, "train.eval_batches", num_batches, "use at least 1")
-    _, items = sides(data)
+    objective = make_objective(data, tokenizer, shape)
+    items = held_out(data)
+    packing.check_usable(items, objective)
     wanted = num_batches * data.batch_size
     packed = []
-    for row in pack(items, make_objective(data, tokenizer, shape)):
+    for row in packing.pack(grain.MapDataset.source(items), objective):
         packed.append(row)
         if len(packed) >= max(wanted, _window_rows(data)):
             break
     if len(packed) > wanted:
         packed = [packed[i * len(packed) // wanted] for i in range(wanted)]
-    padding = {name: np.zeros_like(value) for name, value in packed[0].items()}
+    padding = packing.empty_row(packed[0])
     packed += [padding] * (-len(packed) % data.batch_size)
     groups = [packed[i : i + data.batch_size] for i in range(0, len(packed), data.batch_size)]
     return [_batch({name: np.stack([row[name] for row in group]) for name in padding}, mine) for group in groups]
 
 
-def sides(data: Data) -> tuple[Sequence[Any], Sequence[Any]]:
-    """The documents or pairs to train on, and those to validate on in a fixed random order.
+def parts_of(data: Data) -> list[Part]:
+    """What is trained on, of each component.
+
+    Raises:
+      SettingsError: it can't be read, or one side is empty.
+    """
+    trained = [_sides(component)[0] for component in data.components]
+    if data.source != "mixture":
+        return [Part(trained[0])]
+    return [Part(items, part.weight, part.epochs) for items, part in zip(trained, data.mixture, strict=True)]
+
+
+def held_out(data: Data) -> Sequence[Any]:
+    """The documents or pairs to validate on, those of all components together, in a fixed random order.
 
     Raises:
       SettingsError: they can't be read, or one side is empty.
     """
+    each = [_sides(component)[1] for component in data.components]
+    if len(each) == 1:
+        return each[0]
+    lengths = [len(items) for items in each]  # which take turns in proportion, each in its own random order
+    return grain.MapDataset.select_from_datasets(
+        [grain.MapDataset.source(items) for items in each], Turns(lengths, lengths)
+    )
+
+
+def _sides(data: Data) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Those to train on, and those to validate on in a fixed random order."""
     if data.source in PAIR_SOURCES:
         return pairs.sides(data)
-    documents, held_out = corpus.split(corpus.load(data), data.validation_fraction)
-    return documents, sorted(held_out, key=corpus.content_hash)
+    documents, validation = corpus.split(corpus.load(data), data.validation_fraction)
+    return documents, validation.select(np.argsort(validation.hashes, kind="stable"))
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -131,77 +164,6 @@ def report_dropped(objective: Objective, items: Sequence[Any]) -> None:
             which,
             lengths,
         )
-
-
-def pack(
-    items: Sequence[Any], objective: Objective, shuffle_seed: int | None = None, seed: int = 0
-) -> grain.IterDataset[Batch]:
-    """Rows of the objective's `lengths`: each array of its examples, "NAME_segment_ids" and "NAME_positions".
-
-    Without `shuffle_seed` one pass over `items` in order; else an endless one, reshuffled each epoch. `seed` is of what
-    the objective draws: anew for each piece of each epoch. Causal rows have no gap but in the last; elsewhere no
-    example is split.
-
-    Raises:
-      SettingsError: no item gives an example.
-    """
-    if not any(objective.pieces(item) for item in items):
-        lengths = objective.lengths
-        rows = f"data.seq_len={lengths.get('source', lengths['columns'])}"
-        if "source" in lengths:  # of two sides, either may be what is too short
-            rows += f", data.target_len={lengths['columns']}"
-        raise SettingsError(
-            f"{rows}: none of {len(items)} texts gives an example: each is one "
-            "token, or longer than a row; use other texts, longer rows or a tokenizer with bos or eos"
-        )
-    source = grain.MapDataset.source(items)
-    if shuffle_seed is not None:
-        source = source.shuffle(seed=shuffle_seed).repeat()
-    # Text is in memory and tokenised where it is used: threads that read ahead would only contend.
-    stream = source.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
-    pieces = grain.experimental.FlatMapIterDataset(stream, _Pieces(objective))
-    examples = pieces.random_map(objective.example, seed=seed)
-    if isinstance(objective, Causal):
-        return _JsonState(grain.experimental.ConcatThenSplitIterDataset(examples, length_struct=objective.lengths))
-    return grain.experimental.FirstFitPackIterDataset(
-        examples, length_struct=objective.lengths, num_packing_bins=BINS, shuffle_bins=False
-    )
-
-
-class _Pieces(grain.experimental.FlatMapTransform):
-    """The objective's cut, for grain."""
-
-    max_fan_out = 2**31
-
-    def __init__(self, objective: Objective):
-        self._objective = objective
-
-    def flat_map(self, element: Any) -> list[Any]:
-        return self._objective.pieces(element)
-
-
-class _JsonState(grain.IterDataset[Any]):
-    """Passes rows through; lets the state of ConcatThenSplit survive JSON."""
-
-    def __iter__(self) -> grain.DatasetIterator[Any]:
-        return _JsonStateIterator(self._parent.__iter__())
-
-
-class _JsonStateIterator(grain.DatasetIterator[Any]):
-    def __next__(self) -> Any:
-        return next(self._parent)
-
-    def get_state(self) -> dict[str, Any]:
-        return _with_slices(self._parent.get_state(), list)
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        # The packer compares slices with the tuple (-1, -1). JSON, in which checkpoints store states, makes lists of
-        # tuples; the packer then takes "no remainder" for an empty remainder and drops a document.
-        self._parent.set_state(_with_slices(state, tuple))
-
-
-def _with_slices(state: dict[str, Any], kind: type) -> dict[str, Any]:
-    return {**state, "remainder_slices": {name: kind(ends) for name, ends in state["remainder_slices"].items()}}
 
 
 def _batch(rows: Batch, mine: np.ndarray) -> Batch:
@@ -233,6 +195,4 @@ def _rows_held(data: Data, rows: Sequence[int] | None) -> np.ndarray:
 
 def _window_rows(data: Data) -> int:
     # Pairs are small, and already in random order.
-    return (
-        2 * data.batch_size if data.source in PAIR_SOURCES else max(2 * data.batch_size, WINDOW_TOKENS // data.seq_len)
-    )
+    return 2 * data.batch_size if data.objective == "pairs" else max(2 * data.batch_size, WINDOW_TOKENS // data.seq_len)

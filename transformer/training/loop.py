@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,11 +17,14 @@ from transformer.config import Run
 from transformer.nn.model import Transformer
 from transformer.ops.experts import products
 from transformer.tokenizer import Tokenizer, load_tokenizer
-from transformer.training import data, metrics, pairs
+from transformer.training import balance as balancing
+from transformer.training import data, guard, metrics
 from transformer.training.examples import shape_of
 from transformer.training.feed import Feed
+from transformer.training.norms import make_norms
 from transformer.training.objectives import make_objective
 from transformer.training.pairs import Pair
+from transformer.training.profile import Profiler
 from transformer.training.replicas import ReplicaGuard
 from transformer.training.state import TrainState, abstract_state, init_state, state_of
 from transformer.training.step import compile_train_step, make_eval_step, means
@@ -51,6 +53,7 @@ def train(
     count_flops: FlopCount | None = None,
     sampler: Sampler | None = None,
     matcher: Matcher | None = None,
+    profile: tuple[int, int] | None = None,
     quiet: bool = False,
 ) -> Result:
     """Trains `run` in `workdir`, from its newest checkpoint if it has one.
@@ -62,20 +65,22 @@ def train(
     Args:
       count_flops: training FLOPs a token of rows of so many tokens, that bear those of an encoder's rows; for MFU.
       sampler: makes text with the current parameters, called every `train.sample_every` steps and at the end.
+      profile: first and last of the steps that JAX's profiler records, into the workdir's profile/.
       matcher: what fraction of pairs the current parameters answer exactly, of `train.eval_pairs` at each evaluation.
 
     Raises:
       SettingsError, ShardingError, WorkdirError, DistributedError: before anything is compiled.
       WorkdirError: no room for a checkpoint.
+      SkippedError: too many steps in a row had no finite loss and gradient (`train.stop_after_skipped`).
       ReplicaError: devices disagree about what they should hold copies of (`train.check_replicas_every`).
     """
-    return _Loop(run, workdir, count_flops, sampler, matcher, quiet).run_all()
+    return _Loop(run, workdir, count_flops, sampler, matcher, profile, quiet).run_all()
 
 
 class _Loop:
     """The parts of one run, made in the order in which they can fail: cheap checks first, compiling last."""
 
-    def __init__(self, run: Run, workdir: str, count_flops, sampler, matcher, quiet: bool):
+    def __init__(self, run: Run, workdir: str, count_flops, sampler, matcher, profile, quiet: bool):
         values = json.dumps(run.values, sort_keys=True, default=str).encode()
         distributed.check_same(hashlib.sha256(values).digest(), "the config")
         self.settings = run.settings
@@ -85,14 +90,18 @@ class _Loop:
             self._check(run)
         self._open(run, workdir)
         train = self.settings.train
+        self.data_ended = False
         self.guard = ReplicaGuard(self.like) if train.check_replicas_every else None
         self.watchdog = Watchdog(train.watchdog_seconds)
+        self.profiler = Profiler(profile, self.workdir.path / "profile")
+        self.norms = jax.jit(make_norms(self.model, self.settings), compiler_options=products.compiler_options())
         self.train_step = compile_train_step(self.model, self.settings)
         eval_step = make_eval_step(self.model, train.mtp_weight)
         self.eval_step = jax.jit(eval_step, compiler_options=products.compiler_options())
 
     def _check(self, run: Run) -> None:
         settings = self.settings
+        balancing.check_balance(run.spec, settings.balance)
         self.mesh = sharding.make_mesh(settings.mesh)
         sharding.check_batch(settings.data.batch_size // settings.train.accumulate, self.mesh, settings.compute.rules)
         self.model = Transformer(run.spec, settings.compute)
@@ -108,7 +117,8 @@ class _Loop:
         self.batches = data.train_iterator(*texts, self.feed.rows)
         self.held_out = data.validation_batches(*texts, settings.train.eval_batches, self.feed.rows)
         asked = settings.train.eval_pairs if self.matcher else 0
-        self.asked = pairs.pairs(settings.data, "validation")[:asked] if asked else []
+        unseen = data.held_out(settings.data) if asked else []
+        self.asked = [unseen[i] for i in range(min(asked, len(unseen)))]
 
     def _open(self, run: Run, workdir: str) -> None:
         self.workdir = Workdir(workdir, self.settings.train.keep_checkpoints)
@@ -134,8 +144,7 @@ class _Loop:
         step, steps = int(state.step), self.settings.train.steps
         self.progress = metrics.ProgressLine(step, steps, self.quiet)
         with self.workdir.writing():
-            first = jax.process_index() == 0
-            self.log = metrics.MetricsLog(self.workdir.path, step, step == steps) if first else None
+            self.log = metrics.MetricsLog(self.workdir.path, step, step == steps) if jax.process_index() == 0 else None
         start = f"from {self.source['path']}" if self.source else "from scratch"
         self.progress.say(f"{self._headline()}; {f'resumed at step {step}' if step else start}")
         self.peak = metrics.peak_flops(self.settings.compute.dtype) if self.count_flops else None
@@ -145,13 +154,17 @@ class _Loop:
                 state, step, evaluation = self._steps(state, step, steps)
                 self._save(step, state)
                 if step == steps:
-                    evaluation = evaluation or self._evaluate(step, state.params)
-                    self._sample(step, state.params, last=True)
-                else:
+                    evaluation = evaluation or self._evaluate(step, state.weights)
+                    self._sample(step, state.weights, last=True)
+                elif not self.data_ended:
                     self.progress.say(f"stopped by a signal: saved step {step}; the same command resumes")
+                else:
+                    remedy = "lower train.steps, or raise epochs in data.mixture"
+                    log.error("the data ended at step %d of train.steps=%d, which is saved: %s", step, steps, remedy)
                 self.workdir.wait()
             clean = True
         finally:
+            self.profiler.close()
             self.progress.close()
             self.batches.close()
             with self.workdir.writing():
@@ -164,9 +177,8 @@ class _Loop:
     def _headline(self) -> str:
         count = sum(x.size for x in jax.tree.leaves(self.like.params))
         shape = {name: size for name, size in self.mesh.shape.items() if size > 1}
-        return (
-            f"{count:,} parameters on {self.mesh.size} {jax.devices()[0].device_kind} device(s) {shape or ''}".strip()
-        )
+        where = f"{self.mesh.size} {jax.devices()[0].device_kind} device(s) {shape or ''}".strip()
+        return f"{count:,} parameters on {where}"
 
     def _initial_state(self) -> TrainState:
         resumed = self.workdir.resume(self.like, self.tokenizer.identity, log.error)
@@ -187,30 +199,43 @@ class _Loop:
 
     def _steps(self, state: TrainState, step: int, steps: int) -> tuple[TrainState, int, dict[str, float]]:
         train = self.settings.train
-        evaluation, clock, stopped = {}, _Clock(), False
+        evaluation, clock, stopped = {}, metrics.Clock(), False
+        skipped = int(state.health.skipped)
         while step < steps and not stopped:
-            batch = self.feed.put(next(self.batches))
+            with clock.waiting():
+                rows = next(self.batches, None)
+            if rows is None:  # every component of a mixture has given its epochs
+                self.data_ended = True
+                break
+            batch = self.feed.put(rows)
             if clock.started is None and jax.process_count() > 1:
                 # Who waits in a step for one that still compiles loses patience: Gloo's, on CPUs, is 30 s.
                 self.train_step.lower(state, batch).compile()
                 distributed.meet("the training step is compiled")
                 self.watchdog.report("compiling the training step")
+            self.profiler.begin(step + 1)
             state, values = self.train_step(state, batch)
             step += 1
+            if self.profiler.end(step, state.step):
+                self.progress.say(f"step {step}: profile in {self.profiler.folder}; tensorboard --logdir shows it")
             if step % train.log_every == 0 or step == steps:
                 values = metrics.plain(values)  # the only wait for the devices
                 values |= self._speed(clock.lap(step))
                 self._record(step, "train", values)
+                skipped = guard.skips(skipped, values, train.stop_after_skipped, self.progress.say, step)
             self.progress.step(step)
+            normed = train.norms_every and step % train.norms_every == 0
+            if normed:
+                self._record(step, "norms", metrics.plain(self.norms(state.params, batch)))
             if self.guard and step % train.check_replicas_every == 0:
                 self.guard.check(state, step)
             evaluating = train.eval_every and step % train.eval_every == 0
-            evaluation = self._evaluate(step, state.params) if evaluating else {}
+            evaluation = self._evaluate(step, state.weights) if evaluating else {}
             if train.checkpoint_every and step % train.checkpoint_every == 0:
                 self._save(step, state)
             if train.sample_every and step % train.sample_every == 0 and step < steps:
-                self._sample(step, state.params)
-            if clock.started is None or evaluating:
+                self._sample(step, state.weights)
+            if clock.started is None or evaluating or normed:
                 jax.block_until_ready(state.step)
                 clock.start(step)
             self.workdir.check()
@@ -218,13 +243,16 @@ class _Loop:
             stopped = self.stop.reached(step)
         return state, step, evaluation
 
-    def _speed(self, lap: tuple[int, float] | None) -> dict[str, float]:
-        """Tokens (padding included) a second since the last record, and what that is of the devices' peak."""
+    def _speed(self, lap: tuple[int, float, float] | None) -> dict[str, float]:
+        """Since the last record: tokens (padding included) a second, and what that is of the devices' peak.
+
+        `data_wait` is the share of the time that went into waiting for the next batch.
+        """
         if lap is None:
             return {}
-        steps, seconds = lap
+        steps, seconds, waited = lap
         rows = steps * self.settings.data.batch_size / seconds
-        values = {"tokens_per_second": rows * sum(self.lengths.values())}
+        values = {"tokens_per_second": rows * sum(self.lengths.values()), "data_wait": waited / seconds}
         if self.peak:
             length, source = self.lengths["columns"], self.lengths.get("source")
             values["mfu"] = rows * length * self.count_flops(length, source) / self.peak
@@ -270,21 +298,3 @@ class _Loop:
             if self.guard:
                 self.guard.check(state, step)
             self.workdir.save(step, state, self.batches.get_state(), self.tokenizer.identity)
-
-
-class _Clock:
-    """Time between records, without compiling and evaluation."""
-
-    def __init__(self):
-        self.started: tuple[int, float] | None = None
-
-    def start(self, step: int) -> None:
-        self.started = (step, time.perf_counter())
-
-    def lap(self, step: int) -> tuple[int, float] | None:
-        """(steps, seconds) since the start, which then is now; None before the first step was compiled."""
-        if self.started is None:
-            return None
-        (before, then), now = self.started, time.perf_counter()
-        self.started = (step, now)
-        return (step - before, now - then) if step > before else None

@@ -1,11 +1,13 @@
 """Where metrics go: a live progress line, JSONL, TensorBoard."""
 
+import contextlib
 import json
 import math
 import os
 import struct
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,37 @@ def png(pixels: np.ndarray) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
+class Clock:
+    """Time between records, without compiling and evaluation.
+
+    Attributes:
+      started: (step, time) of the last record; None before the first step was compiled.
+    """
+
+    def __init__(self):
+        self.started: tuple[int, float] | None = None
+        self._waited = 0.0
+
+    def start(self, step: int) -> None:
+        """Begins anew after this step."""
+        self.started, self._waited = (step, time.perf_counter()), 0.0
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts this time as waited."""
+        start = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - start
+
+    def lap(self, step: int) -> tuple[int, float, float] | None:
+        """(steps, seconds, those waited) since the start, which then is now; None before the first step compiled."""
+        if self.started is None:
+            return None
+        (before, then), waited = self.started, self._waited
+        self.start(step)
+        return (step - before, self.started[1] - then, waited) if step > before else None
+
+
 class MetricsLog:
     """Writes records of (step, values). A resumed run drops what was written after the step it resumes from."""
 
@@ -89,12 +122,14 @@ class MetricsLog:
         os.replace(partial, self._file)
 
     def write(self, step: int, kind: str, values: dict[str, Any]) -> None:
-        """One record; `kind` is "train" or "eval"."""
+        """One record; `kind` is "train", "eval" or "norms"."""
         self._jsonl.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
         self._jsonl.flush()
         for name, value in values.items():
             if isinstance(value, int | float):
                 self._board.add(step, f"{kind}/{name}", simple_value=value)
+            elif isinstance(value, list):
+                self._board.add_histogram(step, f"{kind}/{name}", value)
         if "experts" in values:
             self._experts(step, kind, values["experts"])
         self._board.flush()
@@ -133,6 +168,7 @@ class _Board:
 
         folder.mkdir(exist_ok=True)
         self._event, self._summary, self._text = event_pb2.Event, summary_pb2.Summary, summary.text
+        self._histogram = summary.histogram
         self._writer = EventsWriter(str(folder / "events"))
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)  # hides what a killed run wrote beyond
         self._writer.write_event(self._event(wall_time=time.time(), step=first_step, session_log=start))
@@ -143,6 +179,9 @@ class _Board:
 
     def add_text(self, step: int, tag: str, text: str) -> None:
         self._write(step, self._text(tag, text))
+
+    def add_histogram(self, step: int, tag: str, values: list[float]) -> None:
+        self._write(step, self._histogram(tag, np.asarray(values), bins="auto"))
 
     def _write(self, step: int, summary: Any) -> None:
         self._writer.write_event(self._event(wall_time=time.time(), step=step, summary=summary))
@@ -182,6 +221,8 @@ class ProgressLine:
             note += f"  {values['tokens_per_second']:,.0f} tokens/s"
         if "mfu" in values:
             note += f"  MFU {values['mfu']:.1%}"
+        if values.get("data_wait", 0) >= 0.01:
+            note += f"  data wait {values['data_wait']:.0%}"
         self._live.update(self._task, completed=step, note=note)
         if not self._console.is_terminal:
             elapsed = time.perf_counter() - self._start

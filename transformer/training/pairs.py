@@ -1,18 +1,20 @@
 """Pairs of a source and a target text, from files or made, and their split into training and validation."""
 
 import functools
-import json
+import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from transformer.settings import Data, SettingsError, check
-from transformer.training import corpus
+from transformer.training import corpus, files
+from transformer.training.files import Bad
+from transformer.training.indexes import content_hash
 from transformer.training.tasks import TASKS, Task
 
 Pair = tuple[str, str]
+log = logging.getLogger("transformer")
 
 
 class Pairs(Sequence[Pair]):
@@ -58,12 +60,12 @@ def sides(data: Data) -> tuple[Sequence[Pair], Sequence[Pair]]:
       SettingsError: the files can't be read, or one side is empty.
     """
     if data.source == "pairs":
-        task = _read(data.paths, data.direction)
+        task = _read(files.stamped(data.paths), data.paths, data.direction, data.on_bad)
         hashes = _hashes(task)
     else:
         task = TASKS[data.source]
         hashes = _task_hashes(data.source)
-    held_out = hashes < np.uint64(min(int(data.validation_fraction * 2**64), 2**64 - 1))
+    held_out = corpus.is_held_out(hashes, data.validation_fraction)
     train, validation = np.flatnonzero(~held_out), np.flatnonzero(held_out)
     side = "validation" if len(train) else "training"
     remedy = f"no {side} pair among {len(hashes)}; change the fraction or add pairs to data.paths"
@@ -73,7 +75,7 @@ def sides(data: Data) -> tuple[Sequence[Pair], Sequence[Pair]]:
 
 
 def _hashes(task: Task) -> np.ndarray:
-    return np.fromiter((corpus.content_hash(task.key(n)) for n in range(task.groups)), np.uint64, task.groups)
+    return np.fromiter((content_hash(task.key(n)) for n in range(task.groups)), np.uint64, task.groups)
 
 
 @functools.cache
@@ -81,40 +83,25 @@ def _task_hashes(name: str) -> np.ndarray:
     return _hashes(TASKS[name])
 
 
-def _read(paths: Sequence[str], direction: str) -> Task:
-    """The pairs of the .tsv and .jsonl files that `paths` (names or globs) match, each once."""
-    found = dict.fromkeys(pair for name in corpus.files(paths) for pair in _pairs_of(name))
+@functools.lru_cache(maxsize=8)
+def _read(stamps: tuple, paths: tuple[str, ...], direction: str, on_bad: str) -> Task:
+    """The pairs of files, each once."""
+    bad, found = Bad(on_bad), {}
+    for name, *_ in stamps:
+        kind = files.kind_of(name)[0]
+        if kind == "text":
+            remedy = "use .tsv, .jsonl, .parquet or .arrayrecord"
+            raise SettingsError(f"data.paths: {name} is of no format that holds pairs; {remedy}")
+        for row in files.rows(name, ("source", "target"), bad):
+            if all(text.strip() for text in row.values):
+                found[row.values] = None
+            else:
+                bad(name, row.place, "source or target is empty")
     listed = list(found)
     if not listed:
-        raise SettingsError(f"data.paths={tuple(paths)!r}: the files hold no pairs; give files with pairs in them")
+        why = f" ({bad.first})" if bad.first else ""
+        raise SettingsError(f"data.paths={paths!r}: the files hold no pairs{why}; give files with pairs in them")
+    if bad.count:
+        log.warning("data: %d pairs; %d bad rows left out (the first: %s)", len(listed), bad.count, bad.first)
     asked = 1 if direction == "backward" else 0
     return Task(len(listed), 1, lambda n: listed[n][asked], lambda n, _: listed[n])
-
-
-def _pairs_of(name: str) -> list[Pair]:
-    parse = {".tsv": _tsv, ".jsonl": _jsonl}.get(Path(name).suffix)
-    if parse is None:
-        raise SettingsError(f"data.paths: {name} is neither .tsv nor .jsonl; use one of these")
-    found = []
-    for number, line in enumerate(corpus.read(name).split("\n"), start=1):
-        if line.strip():
-            pair = parse(line.removesuffix("\r"))
-            if pair is None or not all(text.strip() for text in pair):
-                expected = "source<tab>target" if parse is _tsv else '{"source": "…", "target": "…"}'
-                raise SettingsError(f"data.paths: {name}, line {number}: expected {expected}, neither of them empty")
-            found.append(pair)
-    return found
-
-
-def _tsv(line: str) -> Pair | None:
-    fields = tuple(line.split("\t"))
-    return fields if len(fields) == 2 else None
-
-
-def _jsonl(line: str) -> Pair | None:
-    try:
-        values = json.loads(line)
-    except ValueError:
-        return None
-    pair = (values.get("source"), values.get("target")) if isinstance(values, dict) else (None, None)
-    return pair if all(isinstance(text, str) for text in pair) else None

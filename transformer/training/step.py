@@ -14,8 +14,9 @@ from transformer.nn import moe
 from transformer.nn.context import Source
 from transformer.nn.model import Transformer
 from transformer.ops.experts import products
-from transformer.settings import Balance, Settings
+from transformer.settings import Balance, Settings, Train
 from transformer.training import balance as balancing
+from transformer.training import guard
 from transformer.training.optimizer import learning_rate, make_optimizer
 from transformer.training.state import TrainState
 
@@ -24,38 +25,34 @@ UNBALANCED = Balance()
 
 
 def loss_sums(
-    model: Transformer, params: dict, batch: Batch, mtp_weight: float = 0.0, smoothing: float = 0.0
+    model: Transformer, params: dict, batch: Batch, mtp_weight: float = 0.0, smoothing: float = 0.0, z: float = 0.0
 ) -> tuple[Float[Array, ""], dict]:
     """The summed loss, and the sums that averages are made of: target tokens, the UTF-8 bytes they stand for, `loads`.
 
     Sums, not means, so that microbatches, devices, packing and padding can't change the result. The loss is the
-    model's nats, against smoothed targets if `smoothing` is positive (`nats` in the sums never are).
+    model's nats, against smoothed targets if `smoothing` is positive and with a z-loss if `z` is (`nats` in the sums
+    have neither).
 
     Where `mtp_weight` is positive, that times the mean over the depths of multi-token prediction of their nats is
     added. Those are divided by all target tokens, too, as DeepSeek-V3 does (arXiv:2412.19437, equations 24 and 25).
     """
     weights = batch["weights"]
-    sums = {"tokens": jnp.sum(weights), "bytes": jnp.sum(batch["target_bytes"].astype(jnp.float32))}
     texts = batch["tokens"], batch["targets"], batch["positions"], batch["segment_ids"]
-    method, first = "token_losses", ()
+    how = dict(smoothing=smoothing, z=z, mtp_weight=mtp_weight, method="weighed_losses", mutable=[moe.COLLECTION])
+    losses, collections = model.apply({"params": params}, weights, *texts, **conditions(batch), **how)
+    sums = {
+        "tokens": jnp.sum(weights),
+        "bytes": jnp.sum(batch["target_bytes"].astype(jnp.float32)),
+        "loads": balancing.loads(collections.get(moe.COLLECTION, {})),
+        "nats": jnp.sum(losses.nats * weights),
+    }
     if mtp_weight:
-        method = "further_losses"
-    elif smoothing:
-        method, first = "smoothed_losses", (smoothing,)
-    losses, collections = model.apply(
-        {"params": params}, *first, *texts, **_conditions(batch), method=method, mutable=[moe.COLLECTION]
-    )
-    sums["loads"] = balancing.loads(collections.get(moe.COLLECTION, {}))
-    if mtp_weight:
-        nats, further, seen = losses
-        total, further = jnp.sum(nats * weights), jnp.sum(further * seen * weights)
-        sums |= {"nats": total, "mtp_nats": further, "mtp_tokens": jnp.sum(seen * weights)}
-        return total + mtp_weight / seen.shape[0] * further, sums
-    nats, smoothed = losses if smoothing else (losses, losses)
-    return jnp.sum(smoothed * weights), {"nats": jnp.sum(nats * weights), **sums}
+        sums["mtp_nats"] = sum(jnp.sum(x * seen * weights) for x, seen in zip(losses.further, losses.seen, strict=True))
+        sums["mtp_tokens"] = sum(jnp.sum(seen * weights) for seen in losses.seen)
+    return losses.total, sums
 
 
-def _conditions(batch: Batch) -> dict[str, Any]:
+def conditions(batch: Batch) -> dict[str, Any]:
     """What else the model reads of a batch: the order of a prefix, the source of an encoder."""
     given = {"orders": batch["orders"]} if "orders" in batch else {}
     if "source_tokens" in batch:
@@ -71,6 +68,7 @@ def gradients(
     balance: Balance = UNBALANCED,
     mtp_weight: float = 0.0,
     smoothing: float = 0.0,
+    z: float = 0.0,
     dtype: str = "float32",
 ) -> tuple[dict, dict]:
     """Gradient of the mean loss, and the sums of `loss_sums`, over `accumulate` microbatches in turn.
@@ -81,7 +79,7 @@ def gradients(
     targets, routed = jnp.maximum(jnp.sum(batch["weights"]), 1), jnp.maximum(jnp.sum(_real(batch)), 1)
 
     def objective(params, batch, shares):
-        total, sums = loss_sums(model, params, batch, mtp_weight, smoothing)
+        total, sums = loss_sums(model, params, batch, mtp_weight, smoothing, z)
         shares = balancing.shares(sums["loads"]) if shares is None else shares
         penalty = balancing.penalty(balance, sums["loads"], shares)
         return total + penalty * targets / routed, {**sums, "penalty": penalty}
@@ -135,6 +133,22 @@ def means(sums: dict[str, Array]) -> dict[str, Array]:
     return values
 
 
+def terms(train: Train) -> dict[str, Any]:
+    """What `gradients` takes of the settings."""
+    return {
+        "mtp_weight": train.mtp_weight, "smoothing": train.label_smoothing, "z": train.z_loss,
+        "dtype": train.accumulate_dtype,
+    }  # fmt: skip
+
+
+def averaged(state: TrainState, params: dict, decay: float) -> dict | None:
+    """The running average with new parameters; of the first steps it leaves less, lest it remember the initial ones."""
+    if state.average is None:
+        return None
+    decay = jnp.minimum(decay, (1.0 + state.step) / (10.0 + state.step))
+    return jax.tree.map(lambda old, new: old + (1 - decay) * (new - old), state.average, params)
+
+
 def make_train_step(model: Transformer, settings: Settings) -> Callable[[TrainState, Batch], tuple[TrainState, dict]]:
     """A pure (state, batch) -> (state, metrics); jit it with the state donated.
 
@@ -150,22 +164,28 @@ def make_train_step(model: Transformer, settings: Settings) -> Callable[[TrainSt
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict]:
         train = settings.train
-        how = dict(mtp_weight=train.mtp_weight, smoothing=train.label_smoothing, dtype=train.accumulate_dtype)
-        grads, sums = gradients(model, state.params, batch, train.accumulate, balance, **how)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        grads, sums = gradients(model, state.params, batch, train.accumulate, balance, **terms(train))
+        values, grad_norm = means(sums), optax.tree.norm(grads)
+        counts, health = guard.judge(state.health, values["loss"], grad_norm, train.spike)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, counts=counts)
         params = optax.apply_updates(state.params, updates)
         if balance.correction_rate:
-            params = balancing.correct(params, sums["loads"], balance.correction_rate)
+            corrected = balancing.correct(params, sums["loads"], balance.correction_rate)
+            params = guard.chosen(counts, corrected, params)
         metrics = {
-            **means(sums),
-            "grad_norm": optax.tree.norm(grads),
+            **values,
+            "grad_norm": grad_norm,
             "learning_rate": schedule(state.step),
             "tokens": sums["tokens"],
+            "skipped": health.skipped,
+            "skipped_in_a_row": health.in_a_row,
         }
         if sums["loads"]:
             metrics["balance_loss"] = sums["penalty"] / jnp.maximum(jnp.sum(_real(batch)), 1)
             metrics["experts"] = balancing.metrics(sums["loads"])
-        return TrainState(step=state.step + 1, params=params, opt_state=opt_state), metrics
+        average = averaged(state, params, settings.optimizer.average_decay)
+        average = guard.chosen(counts, average, state.average)
+        return TrainState(state.step + 1, params, opt_state, health, average), metrics
 
     return train_step
 

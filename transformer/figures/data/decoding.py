@@ -8,8 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer import api, spec
+from transformer.figures.data import published
 from transformer.ops import cache as caches
 from transformer.planning.accounting import mean_visible
+from transformer.planning.chips import CHIPS
+from transformer.planning.decoding import step_bytes, step_flops
 
 
 @dataclass(frozen=True)
@@ -76,3 +79,41 @@ def compiled(reference: str = "llama3:tiny", lengths: tuple[int, ...] = (1, 8, 1
             "with": tuple(count(step, ids(1), ids(1), cache) for cache in empty),
         },
     )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one step of decoding in bfloat16 asks of a chip, over the texts that are decoded together.
+
+    Attributes:
+      rows: texts.
+      flops: of the step.
+      weights, cache: bytes that it reads.
+      compute, memory: the least seconds that the products take and that the bytes take to arrive, at published rates.
+    """
+
+    rows: tuple[int, ...]
+    flops: tuple[float, ...]
+    weights: tuple[float, ...]
+    cache: tuple[float, ...]
+    compute: tuple[float, ...]
+    memory: tuple[float, ...]
+
+
+def limits(
+    reference: str = "llama3:8b", length: int = 8192, rows: tuple[int, ...] = (1, 4, 16, 64, 256), chip: str = "v5p"
+) -> Limits:
+    """Work and bytes of a step that adds one token to each of `rows` texts of `length` tokens.
+
+    Raises:
+      ValueError: an unknown chip, or a model that writes no text.
+    """
+    known = {one.name: one for one in CHIPS.values()}
+    if chip not in known:
+        raise ValueError(f"chip={chip!r}: use one of {', '.join(known)}")
+    model, core = published.model(reference), known[chip]
+    flops = tuple(step_flops(model, length).total * n for n in rows)
+    weights, cache = zip(*(step_bytes(model, n, length) for n in rows), strict=True)
+    compute = tuple(f / core.device_flops for f in flops)
+    memory = tuple((w + c) / core.device_bandwidth for w, c in zip(weights, cache, strict=True))
+    return Limits(rows, flops, weights, cache, compute, memory)

@@ -1,6 +1,7 @@
 """Mixtures of experts: who is picked, how even that is before and after training, and who is dropped."""
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 
 import flax.linen as nn
@@ -8,11 +9,12 @@ import jax
 import numpy as np
 
 from transformer import api, config, families, settings, sharding, spec
-from transformer.figures.data import published
+from transformer.figures.data import captured, published
 from transformer.nn import moe
 from transformer.nn.model import Transformer
 from transformer.ops import balance as ops
 from transformer.ops import routing
+from transformer.planning.accounting import parameters
 from transformer.training import balance
 from transformer.training.state import init_state
 from transformer.training.step import compile_train_step
@@ -41,7 +43,7 @@ def random_picks(moe_spec: spec.MoE, tokens: int, seed: int = 0) -> tuple[np.nda
     """(index, weight) [T, k] of random tokens under a router at its initial weights, of the published size."""
     keys = jax.random.split(jax.random.key(seed))
     x = jax.random.normal(keys[0], (1, tokens, ROUTER_WIDTH))
-    router = moe.Router(moe_spec.router, moe_spec.num_experts)
+    router = moe.Router(moe_spec.router, moe_spec.num_experts, settings.Compute())
     logits, correction = router.apply(nn.meta.unbox(router.init(keys[1], x)), x)
     index, weight = routing.route(moe_spec.router, moe_spec.top_k, logits, correction)
     return np.asarray(index[0]), np.asarray(weight[0])
@@ -90,6 +92,7 @@ def balanced_model() -> spec.Model:
     return dataclasses.replace(tiny, decoder=tiny.decoder.map(swap))
 
 
+@functools.cache
 def train(remedy: str, steps: int = 80, seed: int = 0) -> Balancing:
     """Trains the small model on a chain of few frequent and many rare tokens, under one of `REMEDIES`.
 
@@ -141,6 +144,49 @@ def _routing(model: Transformer, params: dict, batch: dict) -> tuple[np.ndarray,
     (load,) = balance.loads(seen[moe.COLLECTION]).values()
     index = seen["intermediates"]["decoder"]["body"]["block_0"]["ffn"]["router_index"][-1]
     return np.asarray(ops.shares(load.picks)), np.asarray(index).reshape(-1, index.shape[-1])
+
+
+def sizes(reference: str, experts: tuple[int, ...], top_k: int) -> dict[int, tuple[int, int]]:
+    """(total, active) parameters of a published mixture, were it of so many experts, of which a token visits `top_k`.
+
+    Raises:
+      ValueError: the model has no experts, or `top_k` are more than there are.
+    """
+    model, found = published.model(reference), {}
+    mixture(model)
+
+    def of(block: spec.Block, count: int) -> spec.Block:
+        if not isinstance(block.ffn, spec.MoE):
+            return block
+        return dataclasses.replace(block, ffn=dataclasses.replace(block.ffn, num_experts=count, top_k=top_k))
+
+    for count in experts:
+        if top_k > count:
+            raise ValueError(f"top_k={top_k}: use at most the {count} experts that there are")
+        decoder = model.decoder.map(lambda block, n=count: of(block, n))
+        counted = parameters(dataclasses.replace(model, decoder=decoder))
+        found[count] = (counted.total, counted.active)
+    return found
+
+
+def picks(model: Transformer, params: dict, token_ids: list[int]) -> dict[int, np.ndarray]:
+    """Weights [T, E] of the experts that each token of a text is sent to, 0 for others; by layer, if it has experts.
+
+    Raises:
+      ValueError: no layer has.
+    """
+    stack = model.spec.trunk
+    _, seen = captured.run(model, params, np.array(token_ids)[None])
+    inner = captured.layers(stack, seen["decoder" if model.spec.decoder else "encoder"])
+    found = {}
+    for layer, (block, points) in enumerate(zip(stack.layers, inner, strict=True)):
+        if isinstance(block.ffn, spec.MoE):
+            index, weight = (points["ffn"][f"router_{name}"][0] for name in ("index", "weight"))
+            found[layer] = np.zeros((len(token_ids), block.ffn.num_experts))
+            np.put_along_axis(found[layer], index, weight, axis=-1)
+    if not found:
+        raise ValueError("model: none of its layers has experts; use a mixture, such as mixtral:tiny")
+    return found
 
 
 def dropped(index: np.ndarray, num_experts: int, factors: np.ndarray) -> np.ndarray:

@@ -1,5 +1,6 @@
 """One token's journey: a tiny model learns 小猫跑了一天，它很 → 累, and the vector of 很 is followed through it."""
 
+import functools
 from dataclasses import dataclass
 
 import jax
@@ -28,6 +29,7 @@ def softmax(scores: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
     return np.exp(scores), np.asarray(jax.nn.softmax(np.array(scores, np.float32)))
 
 
+@functools.cache
 def learn(steps: int = 60, seed: int = 0) -> tuple[Transformer, dict, list[float]]:
     """(model, parameters, loss of each step in nats) of a tiny model trained on the two sentences."""
     model = api.build({"model": CONFIG}, attention="reference")

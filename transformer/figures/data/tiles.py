@@ -80,8 +80,8 @@ class Online:
 
     @property
     def output(self) -> np.ndarray:
-        """[steps, H] attention over the keys met so far."""
-        return self.acc / self.total[:, None]
+        """[steps, H] attention over the keys met so far; 0 where none of them was visible."""
+        return self.acc / np.where(self.total > 0, self.total, 1.0)[:, None]
 
 
 def online(mask: spec.Mask, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, row: int, block: int) -> Online:

@@ -17,6 +17,7 @@ from transformer import axes as ax
 from transformer.ops.experts import dense, exchange
 from transformer.ops.experts.call import AXES, Call, ExpertWeights
 from transformer.ops.products import Quantized
+from transformer.ops.sums import gathered
 from transformer.sharding import mesh_axes, partition_spec, platform, ways
 
 log = logging.getLogger(__name__)
@@ -104,14 +105,18 @@ def _on_device(body: Callable, call: Call, mesh: AbstractMesh | None, x, index, 
     def split(name: str) -> tuple[str, ...]:
         return () if mesh is None else mesh_axes(name, mesh, call.rules)
 
-    hidden = split(ax.MLP)
+    hidden, embed = split(ax.MLP), split(ax.EXPERT_EMBED)
     (axis,) = split(ax.EXPERTS) or (None,)
-    w = jax.tree.map(functools.partial(_gathered, split(ax.EXPERT_EMBED)), _axes(w), w, is_leaf=_is_names)
+    flat = (a.reshape(-1, a.shape[-1]) for a in (x, index, weight))
+    # Weights vary before they are gathered: what is summed over further devices are then parts of their gradients.
+    *flat, w = _varying((*flat, w))
+    if mesh is not None:
+        whole = functools.partial(_whole, embed, x.dtype, call.reduce_dtype)
+        w = jax.tree.map(whole, _axes(w), w, is_leaf=_is_names)
     if hidden and w.down_bias is not None:
         # Each device of the hidden axes adds a part of the sum; the bias is in one of them.
         w = w._replace(down_bias=jnp.where(jax.lax.axis_index(hidden) == 0, w.down_bias, 0))
-    flat = (a.reshape(-1, a.shape[-1]) for a in (x, index, weight))
-    y, dropped = body(call, *_varying((*flat, w)), axis)
+    y, dropped = body(call, *flat, w, axis)
     if hidden:
         y = jax.lax.psum(y, hidden)
     if mesh is not None:
@@ -121,13 +126,11 @@ def _on_device(body: Callable, call: Call, mesh: AbstractMesh | None, x, index, 
     return y.reshape(x.shape), dropped
 
 
-def _gathered(axes: tuple[str, ...], names: tuple[str, ...], k: Array) -> Array:
+def _whole(axes: tuple[str, ...], dtype: jnp.dtype, sums: str | None, names: tuple[str, ...], k: Array) -> Array:
     """A part of the weights, whole along the model dimension."""
-    return (
-        jax.lax.all_gather(k, axes, axis=names.index(ax.EXPERT_EMBED), tiled=True)
-        if axes and ax.EXPERT_EMBED in names
-        else k
-    )
+    if ax.EXPERT_EMBED not in names:
+        return k.astype(dtype)
+    return gathered(k, axes, names.index(ax.EXPERT_EMBED), dtype, sums)
 
 
 def _varying(tree):

@@ -22,6 +22,8 @@ class Call:
       exchange: how tokens reach experts on other devices.
       buffer: rows that a device holds room for in an all-to-all, as a multiple of an even share.
       rules: preset of `sharding.py`.
+      remat: what is exchanged is computed again in the backward pass, not kept.
+      reduce_dtype: in which gradients of weights are summed over devices; None: that of the tokens.
     """
 
     expert: FeedForward
@@ -30,6 +32,8 @@ class Call:
     exchange: Literal["auto", "all_to_all", "all_gather"] = "auto"
     buffer: float = 2.0
     rules: str = "default"
+    remat: bool = False
+    reduce_dtype: str | None = None
 
 
 class ExpertWeights(NamedTuple):

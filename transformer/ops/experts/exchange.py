@@ -4,6 +4,7 @@
 same place of the other mesh axes form a group.
 """
 
+import functools
 import math
 
 import jax
@@ -14,6 +15,8 @@ from transformer.ops.experts import local, products, slots
 from transformer.ops.experts.call import Call, ExpertWeights
 from transformer.sharding import device_kind, platform
 
+# Where rows begin here, how many go to each device, where they begin there, how many come from each.
+Way = tuple[Int[Array, " ways"], Int[Array, " ways"], Int[Array, " ways"], Int[Array, " ways"]]
 # Whose compiler refuses ragged all-to-all on slices of more than 4x4 (libtpu 0.0.50, docs/experts.md).
 WITHOUT_RAGGED = ("TPU v5 lite",)
 # With fewer assignments than this on a device, the latency of three messages in a row outweighs their bytes.
@@ -129,6 +132,8 @@ def all_to_all(
     def stay(x, weight, w):
         return all_gather(call, x, index, weight, w, axis, in_turns=True)
 
+    if call.remat:  # all layers are computed again: so are these rows, where they are needed, and none leaves a branch
+        travel = jax.checkpoint(travel)
     return jax.lax.cond(crowded, stay, travel, x, weight, w)
 
 
@@ -142,17 +147,41 @@ def _there_and_back(
     going, coming = counts[me], counts[:, me]
     # Where the rows of each pair of devices begin: at the sender, and at the receiver.
     leave, arrive = jnp.cumsum(counts, axis=1) - counts, jnp.cumsum(counts, axis=0) - counts
-    exchange = emulated if platform() == "cpu" else jax.lax.ragged_all_to_all
-
-    def empty(size: int):
-        return jnp.zeros_like(rows, shape=(size, rows.shape[1]))
-
-    received = exchange(rows, empty(room), leave[me], going, arrive[me], coming, axis_name=axis)
+    there, back = (leave[me], going, arrive[me], coming), (arrive[:, me], coming, leave[:, me], going)
+    size = rows.shape[0], room
+    received = _moved(rows, there, back, size, axis)
     ends = jnp.cumsum(everyone[:, me].reshape(-1))
     block = jnp.searchsorted(ends, jnp.arange(room), side="right")
     expert = jnp.where(block < ends.shape[0], block % near, near)
     done = local.grouped(call, received, expert[:, None], w, most=room)[:, 0]
-    return exchange(done, empty(rows.shape[0]), arrive[:, me], coming, leave[:, me], going, axis_name=axis)
+    return _moved(done, back, there, size[::-1], axis)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _moved(rows: Float[Array, "M D"], there: Way, back: Way, size: tuple[int, int], axis: str) -> Float[Array, "R D"]:
+    """What other devices sent, in places of a buffer; its other rows hold anything, and nobody may read them.
+
+    Gradients go `back`. JAX's own would fill the buffers with zeros first, which takes TPUs as long as to send them.
+
+    Args:
+      size: M and R.
+    """
+    exchange = emulated if platform() == "cpu" else jax.lax.ragged_all_to_all
+    free = jax.lax.empty((size[1], rows.shape[1]), rows.dtype)
+    free = jax.lax.pcast(free, tuple(jax.typeof(rows).manual_axis_type.varying), to="varying")
+    return exchange(rows, free, *there, axis_name=axis)
+
+
+def _moved_forward(rows, there: Way, back: Way, size: tuple[int, int], axis: str):
+    return _moved(rows, there, back, size, axis), (there, back)
+
+
+def _moved_backward(size: tuple[int, int], axis: str, ways: tuple[Way, Way], d):
+    there, back = ways
+    return _moved(d, back, there, size[::-1], axis), None, None
+
+
+_moved.defvjp(_moved_forward, _moved_backward)
 
 
 def emulated(

@@ -44,20 +44,24 @@ def batched(spec: FeedForward, x: Float[Array, "E C D"], w: ExpertWeights) -> Fl
 def ragged(spec: FeedForward, x: Float[Array, "S D"], slots: Slots, w: ExpertWeights) -> Float[Array, "S D"]:
     """Tiles of one row through `jax.lax.ragged_dot`, which has kernels on accelerators; on a CPU it is dense.
 
+    Empty rows must be zeros in x, and hold anything in what is returned.
+
     On TPUs see that programs get `compiler_options`. JAX's megablox kernel, the other choice there, has no types for
     `jax.shard_map`, and moves more bytes on most chips (docs/experts.md).
     """
-    # Kernels leave rows beyond the last group as they find them.
+    # Kernels leave rows beyond the last group as they find them: nothing may come of those that are in sums of
+    # products, of the hidden features and their gradients. Of what goes in and out, only rows that are held are read.
     held = (slots.source < slots.row.size)[:, None]
 
     def linear(x, kernel, bias):
         y = jax.lax.ragged_dot(x, kernel.astype(x.dtype), slots.sizes)
-        if bias is not None:
-            y = y + bias.astype(x.dtype)[slots.expert]
-        return jnp.where(held, y, 0)
+        return y if bias is None else y + bias.astype(x.dtype)[slots.expert]
 
-    up = linear(x, w.up, w.up_bias)
-    hidden = gate(spec, linear(x, w.gate, w.gate_bias), up) if spec.gated else activate(spec.activation, up)
+    def inward(kernel, bias):
+        return jnp.where(held, linear(x, kernel, bias), 0)
+
+    up = inward(w.up, w.up_bias)
+    hidden = gate(spec, inward(w.gate, w.gate_bias), up) if spec.gated else activate(spec.activation, up)
     return linear(hidden, w.down, w.down_bias)
 
 

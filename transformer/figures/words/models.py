@@ -1,21 +1,4 @@
-"""The one table of words: every phrase of the figures in each language."""
-
-LANGUAGES = ("en", "zh")
-
-# The running example: 小猫跑了一天，它很 → 累, and what its tokens mean.
-TOKENS = {
-    1: ("BOS", "BOS"),
-    10: ("kitten", "小猫"),
-    11: ("run", "跑"),
-    12: ("-ed", "了"),
-    13: ("all day", "一天"),
-    14: (",", "，"),
-    15: ("it", "它"),
-    16: ("is so", "很"),
-    17: ("tired", "累"),
-    18: ("sleep", "睡"),
-    19: ("awake", "精神"),
-}
+"""What figures of models say."""
 
 WORDS = {
     # Attention, step by step.
@@ -51,7 +34,8 @@ WORDS = {
         "KV cache of one text of {length:,} tokens (or as many as the model takes), {dtype}",
         "一段 {length:,} token 文本（或模型能接受的最长文本）的 KV cache，{dtype}",
     ),
-    "cache row": ("{size} · {kind} · {length:,} tokens", "{size} · {kind} · {length:,} token"),
+    "cache row": ("{size} · {kind}", "{size} · {kind}"),
+    "cache row short": ("{size} · {kind} · {length:,} tokens", "{size} · {kind} · {length:,} token"),
     # Families.
     "block diagrams": ("One block, many families", "一个 block，很多家族"),
     "marked": ("drawn from the specs; ● marks what differs", "由 spec 直接画出；● 标出不同之处"),
@@ -167,8 +151,8 @@ WORDS = {
     "so far": ("so far", "目前"),
     "in the end": ("in the end", "最终"),
     "online state": (
-        "max m = {top:.3f}   sum l = {total:.3f}   earlier sums were multiplied by exp(m_old − m_new) = {fade:.3f}",
-        "最大值 m = {top:.3f}   和 l = {total:.3f}   之前的和乘以 exp(m_old − m_new) = {fade:.3f}",
+        "max m = {top:.3f} · sum l = {total:.3f} · earlier sums were multiplied by exp(m_old − m_new) = {fade:.3f}",
+        "最大值 m = {top:.3f} · 和 l = {total:.3f} · 之前的和乘以 exp(m_old − m_new) = {fade:.3f}",
     ),
     "traffic": ("Bytes that one head moves", "一个 head 的显存读写量"),
     "traffic ratio": (
@@ -195,7 +179,29 @@ WORDS = {
     "decoding flops": ("FLOPs of one compiled step of {model}", "{model} 编译后单步的 FLOPs"),
     "FLOPs of a step": ("FLOPs of a step", "单步 FLOPs"),
     "flops ratio": ("{ratio:.0f} times fewer with a cache at {length}", "{length} token 时少 {ratio:.0f} 倍"),
+    "decoding limits": (
+        "What a step waits for: one token more in each text of {length:,}",
+        "单步在等什么：每段 {length:,} token 的文本各生成一个 token",
+    ),
+    "limits note": (
+        "{model}, {chip}, one device at published rates; one text: {flops:.1f} GFLOP, and {bytes} to read, of which "
+        "{weights} are weights",
+        "{model}，{chip}，单个设备、公布的峰值；一段文本：{flops:.1f} GFLOP，需读取 {bytes}，其中权重 {weights}",
+    ),
+    "bytes take": ("weights and cache arrive", "读取权重与 cache"),
+    "products take": ("products are computed", "矩阵乘法"),
+    "texts together": ("texts decoded together", "一起解码的文本数"),
     # Experts.
+    "experts a token": ("experts that a token visits", "每个 token 经过的 expert 数"),
+    "stored": ("stored", "总参数"),
+    "used by a token": ("used by a token", "每 token 激活"),
+    "experts in a layer": ("experts in a layer", "每层的 expert 数"),
+    "billions of parameters": ("billions of parameters", "参数（十亿）"),
+    "expert parameters": ("What grows with what: total and active parameters", "什么随什么增长：总参数与激活参数"),
+    "parameters note": (
+        "{model} with more experts of the same size, of which a token visits {top}",
+        "{model}，expert 大小不变、数量增加，每个 token 经过 {top} 个",
+    ),
     "router": ("Mixture of experts: who is picked", "MoE：每个 token 选中哪些 expert"),
     "router note": (
         "routers at their initial weights, random tokens; a square is an expert, darker is more weight",
@@ -249,44 +255,4 @@ WORDS = {
     "score z": ("score z", "分数 z"),
     "power": ("e^z", "e^z"),
     "weight sum": ("e^z / sum: weights, which add up to 1", "e^z / 总和：权重，相加为 1"),
-    # Sharding.
-    "device": ("device {numbers}", "设备 {numbers}"),
-    "placed": (
-        "{model} · [{shape}] = {size} in bfloat16 · mesh {mesh} · {each} a device, {copies} copies",
-        "{model} · [{shape}] = {size}（bfloat16）· 设备网格 {mesh} · 每个设备 {each}，共 {copies} 份副本",
-    ),
-    # The page of all figures.
-    "page": ("See and change every mechanism", "每个机制都能看、都能动"),
-    "page note": (
-        "Everything here was computed by the package's own code when the page was written. Blue is queries and "
-        "attention, orange keys, FFN and experts, green values and embedding.",
-        "页面上的数字都由本项目自己的代码在生成页面时算出。蓝色是 query 和 attention，橙色是 key、FFN 和 expert，"
-        "绿色是 value 和 embedding。",
-    ),
-    "section journey": ("One token's journey", "一个 token 的旅程"),
-    "about journey": (
-        "A tiny model, trained on the spot, predicts what comes next: follow one vector through it.",
-        "现场训练的小模型预测下一个 token：跟着一个向量走完全程。",
-    ),
-    "section families": ("One block, many families", "一个 block，很多家族"),
-    "about families": (
-        "Norm, positions, attention, FFN: a dot marks where two differ.",
-        "Norm、位置、attention、FFN：圆点标出不同之处。",
-    ),
-    "section attention": ("Attention, step by step", "Attention：一步一步算"),
-    "about attention": ("Pick a query; then without the mask.", "选一个 query；再看没有 mask 时。"),
-    "section decoding": ("Why a KV cache", "为什么需要 KV cache"),
-    "about decoding": ("Work of each step, by the formula and as compiled.", "每一步的工作量：公式与编译后的程序。"),
-    "section caches": ("MHA → GQA → MQA → MLA", "MHA → GQA → MQA → MLA"),
-    "about caches": ("What is kept of a text; the slider sets its length.", "一段文本要缓存多少；滑块设定长度。"),
-    "section windows": ("Windows and sinks", "窗口与 sink"),
-    "about windows": ("A window further each layer; sinks stay.", "每多一层多一个窗口；sink 始终保留。"),
-    "section rope": ("RoPE", "RoPE"),
-    "about rope": ("Positions turn vectors; only distance counts.", "位置让向量旋转，起作用的只有距离。"),
-    "section experts": ("Mixture of experts", "MoE"),
-    "about experts": ("Grids of true size; small models for the load.", "格子是真实数量；负载来自小模型。"),
-    "section tiles": ("FlashAttention", "FlashAttention"),
-    "about tiles": ("Tiles, the online softmax, and bytes.", "分块、online softmax 与字节数。"),
-    "section sharding": ("Sharding", "分片"),
-    "about sharding": ("Which device holds which part.", "哪个设备持有哪一部分。"),
 }
