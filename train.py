@@ -183,10 +183,11 @@ def main(arguments: list[str]) -> int:
         if not distributed.joined():
             raise
         code = distributed.LOST
-        if isinstance(error, jax.errors.JaxRuntimeError):
-            print(f"error{distributed.label()}: {distributed.explain_loss(error)}", file=sys.stderr)
-        else:
+        why = distributed.explain_loss(error)
+        if why is None:
             traceback.print_exc()
+        else:
+            print(f"error{distributed.label()}: {why}", file=sys.stderr)
     return distributed.leave(code)
 
 

@@ -1,5 +1,6 @@
 """Who takes part in a run: what flags, variables and launchers say, and how they are refused where they disagree."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -85,3 +86,13 @@ def test_another_config_in_another_process_is_refused(monkeypatch):
         distributed.check_same(b"abc", "the config")
     monkeypatch.setattr(distributed, "_gather", lambda values: np.stack([values, values]))
     distributed.check_same(b"abc", "the config")
+
+
+def test_only_errors_of_what_joins_processes_mean_that_one_is_gone():
+    closed = "UNKNOWN: Gloo AllGather failed: Connection closed by peer"
+    late = TimeoutError("a barrier")
+    late.__cause__ = jax.errors.JaxRuntimeError(closed)  # as Orbax tells it
+    for error in (jax.errors.JaxRuntimeError(closed + "\nmore"), ValueError(closed), late):
+        assert f"another process is gone: {closed}. Start" in distributed.explain_loss(error)
+    for error in (OSError("no such file"), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")):
+        assert distributed.explain_loss(error) is None

@@ -8,6 +8,7 @@ import itertools
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +29,10 @@ GOOGLE = "0x1ae0"  # PCI vendor of TPUs
 START_SECONDS = 300
 HEARTBEAT_SECONDS = 60
 MEET_SECONDS = 3600  # a large model compiles for long
-LOST, HUNG = 1, 3  # exit codes
+LOST, ABSENT, HUNG = 1, 2, 3  # exit codes
+# How errors of the runtime begin that a lost process may cause; others are of this process alone, as is a full memory.
+LOSSES = ("UNKNOWN:", "INTERNAL:", "UNAVAILABLE:", "DEADLINE_EXCEEDED:", "ABORTED:", "CANCELLED:",
+          "FAILED_PRECONDITION:")  # fmt: skip
 _alone = False  # `join` found nobody
 _meetings = itertools.count()  # the same in all processes
 
@@ -116,23 +120,35 @@ def join(
     On a TPU pod slice nothing needs to be said: `jax.distributed` asks the TPU's metadata.
 
     Args:
-      start_seconds: how long to wait for all to come.
+      start_seconds: how long to wait for all to come; then this process ends with a message and exit code 2.
       heartbeat_seconds: a process that wasn't heard of for so long is dead, and the others end.
 
     Raises:
-      DistributedError: contradictory or missing values, or the others don't come.
+      DistributedError: contradictory or missing values, or the others can't be met.
     """
     cluster = read_cluster(coordinator, num_processes, process_id, os.environ)
     if cluster is None and not _on_tpu():
         return
-    options = dict(initialization_timeout=start_seconds, heartbeat_timeout_seconds=heartbeat_seconds)
-    who = "this host"
+    # JAX aborts the process when its own time is up.
+    options = dict(initialization_timeout=2 * start_seconds + 60, heartbeat_timeout_seconds=heartbeat_seconds)
+    who, where = "this host", ""
     if cluster is not None:
         who = f"process {cluster.process_id} of {cluster.num_processes}"
+        where = f" at {cluster.coordinator}" if cluster.coordinator else ""
         options |= dict(num_processes=cluster.num_processes, process_id=cluster.process_id)
         options |= dict(coordinator_address=cluster.coordinator)
         if cluster.launcher is None:
             options["cluster_detection_method"] = "deactivate"  # all is said
+
+    def told(why: str) -> str:
+        return (
+            f"{who} can't meet the others{where}: {why}. Start all processes within {start_seconds} s of each other, "
+            "with the same coordinator (an address of process 0 with a free port) and number of processes"
+        )
+
+    late = threading.Timer(start_seconds, _end, (told("not all have come"),))
+    late.daemon = True
+    late.start()
     try:
         jax.distributed.initialize(**options)
     except (ValueError, RuntimeError) as error:
@@ -140,12 +156,14 @@ def join(
         _alone = True  # JAX counts as initialized from the first try
         if cluster is None and "should be defined" in str(error):
             return  # a TPU host that belongs to no slice
-        where = f" at {cluster.coordinator}" if cluster and cluster.coordinator else ""
-        raise DistributedError(
-            f"{who} can't meet the others{where}: {first_line(error)}. Start all processes within {start_seconds} s "
-            "of each other, with the same coordinator (an address of process 0 with a free port) and number of "
-            "processes"
-        ) from None
+        raise DistributedError(told(first_line(error))) from None
+    finally:
+        late.cancel()
+
+
+def _end(why: str) -> None:
+    print(f"error: {why}", file=sys.stderr, flush=True)
+    os._exit(ABSENT)
 
 
 def _on_tpu() -> bool:
@@ -171,8 +189,15 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
-def explain_loss(error: BaseException) -> str:
-    """What an error of the runtime most likely means where there are several processes."""
+def explain_loss(error: BaseException) -> str | None:
+    """What an error most likely means where there are several processes; None if it isn't of what joins them.
+
+    The runtime tells of a lost connection as one of several kinds of error, and Orbax as one that is caused by it.
+    """
+    while not str(error).startswith(LOSSES):
+        error = error.__cause__ or error.__context__
+        if error is None:
+            return None
     return (
         f"the run can't go on, most likely since another process is gone: {first_line(error)}. Start all processes "
         "again: the same command resumes from the newest checkpoint"
@@ -221,9 +246,18 @@ def meet(where: str) -> None:
       JaxRuntimeError: another process is gone.
     """
     if jax.process_count() > 1:
-        from orbax.checkpoint import multihost
+        barrier(f"{where} {next(_meetings)}", timeout_ms=1000 * MEET_SECONDS)
 
-        multihost.get_barrier_sync_fn()(key=f"{where} {next(_meetings)}", timeout_ms=1000 * MEET_SECONDS)
+
+def barrier(key: str, timeout_ms: int) -> None:
+    """Waits until a thread of every process is here; no device takes part, so that any thread may.
+
+    Raises:
+      JaxRuntimeError: another process is gone or doesn't come.
+    """
+    from orbax.checkpoint import multihost
+
+    multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
 
 def check_same(digest: bytes, what: str) -> None:
@@ -255,6 +289,6 @@ def leave(code: int) -> int:
 
 
 __all__ = [
-    "HUNG", "LOST", "Cluster", "DistributedError", "check_same", "explain_loss", "first_line", "from_first", "join",
-    "joined", "label", "leave", "meet", "read_cluster", "together",
+    "HUNG", "LOST", "Cluster", "DistributedError", "barrier", "check_same", "explain_loss", "first_line",
+    "from_first", "join", "joined", "label", "leave", "meet", "read_cluster", "together",
 ]  # fmt: skip

@@ -1,15 +1,17 @@
 """Whatever happens to the bytes of a checkpoint: what is restored is what was saved, or the one before, said aloud."""
 
 import errno
+import resource
 import shutil
+import time
 
 import jax
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from transformer import settings, sharding
-from transformer.checkpoints import integrity
+from transformer import distributed, settings, sharding
+from transformer.checkpoints import integrity, manager
 from transformer.checkpoints.workdir import Workdir, WorkdirError
 
 IDENTITY = {"kind": "bytes"}
@@ -150,3 +152,42 @@ def test_no_room_is_told_from_other_errors(workdir):
             raise error
     with pytest.raises(RuntimeError, match="another"), place.writing():
         raise RuntimeError("another")
+
+
+def save_without_room(place):
+    """Saves step 3 where no file may grow beyond 2 kB, and goes on as a run does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+        place.save(3, tree(3), {"position": [3, 30]}, IDENTITY)
+        for _ in range(1000):
+            place.check()
+            time.sleep(0.01)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_save_that_found_no_room_is_told_and_not_waited_for(workdir):
+    told = r"can't be written \(file too large\); the checkpoint of step 2 is whole"
+    with pytest.raises(WorkdirError, match=told):
+        save_without_room(Workdir(workdir))
+    assert resume(workdir) == (2, [])
+
+
+def test_who_has_failed_in_a_save_meets_nobody(monkeypatch):
+    met = []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(distributed, "barrier", lambda key, timeout_ms: met.append((key, timeout_ms)))
+
+    def save(error: Exception | None = None):
+        try:
+            if error:
+                raise error
+        finally:  # where Orbax meets the others
+            manager._meet_unless_failed(key=str(error), timeout_ms=5)
+
+    save()
+    with pytest.raises(OSError, match="no room"):
+        save(OSError("no room"))
+    save()
+    assert met == [("None", 5)] * 2

@@ -22,6 +22,7 @@ TINY = {
 }  # fmt: skip
 QUICK = ("--heartbeat-timeout=30", "--start-timeout=300")
 PATIENCE = 600
+SOON = 90  # seconds: the heartbeat's and some, for a machine that has much to do
 
 
 def start(workdir, flags=QUICK, **more):
@@ -43,7 +44,7 @@ def wait_for(workdir, step):
 
 
 def steps(workdir):
-    return sorted(int(x.name) for x in (workdir / "checkpoints").iterdir() if x.name.isdecimal())
+    return sorted(int(x.name) for x in (workdir / "checkpoints").glob("*") if x.name.isdecimal())
 
 
 def seal(workdir):
@@ -118,15 +119,39 @@ def test_a_hang_is_ended_by_the_watchdog(tmp_path):
     running[1].communicate()
 
 
+def run_out_of_room(running, who):
+    """Has one process find no room for a checkpoint; what both said, once they have ended, one soon after the other."""
+    resource.prlimit(running[who].pid, resource.RLIMIT_FSIZE, (2000, 2000))
+    outputs = {who: running[who].communicate(timeout=PATIENCE)[0]}
+    begin = time.monotonic()
+    outputs[1 - who] = running[1 - who].communicate(timeout=SOON)[0]
+    print(f"the other ended {time.monotonic() - begin:.1f} s later:\n{outputs[1 - who]}")
+    assert running[who].returncode == 2
+    assert f"error (process {who} of 2): " in outputs[who] and "file too large" in outputs[who], outputs[who]
+    assert running[1 - who].returncode not in (0, 3)
+    assert "another process is gone" in outputs[1 - who] or "another task died" in outputs[1 - who]
+    return outputs
+
+
 @pytest.mark.parametrize("who", [0, 1])
 def test_no_room_for_a_checkpoint_is_told_and_the_last_one_is_kept(straight, tmp_path, who):
     running = start(tmp_path / "run")
+    wait_for(tmp_path / "run", 10)
+    while not steps(tmp_path / "run"):  # step 10 is saved
+        time.sleep(0.02)
+    outputs = run_out_of_room(running, who)
+    [whole] = steps(tmp_path / "run")
+    assert f"the checkpoint of step {whole} is whole" in outputs[who]
+    assert_resumes(tmp_path / "run", straight)
+
+
+def test_no_room_for_the_last_checkpoint_is_no_wait_for_ever(straight, tmp_path):
+    """The others have no step left in which they would notice that one is gone."""
+    running = start(tmp_path / "run", train__checkpoint_every=0)
     wait_for(tmp_path / "run", 12)
-    resource.prlimit(running[who].pid, resource.RLIMIT_FSIZE, (2000, 2000))
-    codes, outputs = processes.finish(running)
-    assert 0 not in codes
-    assert f"error (process {who} of 2): " in outputs[who] and "file too large" in outputs[who], outputs[who]
-    assert steps(tmp_path / "run") == [10]
+    outputs = run_out_of_room(running, 1)
+    assert "no checkpoint is whole yet" in outputs[1]
+    assert steps(tmp_path / "run") == []
     assert_resumes(tmp_path / "run", straight)
 
 

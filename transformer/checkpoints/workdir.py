@@ -24,6 +24,7 @@ import orbax.checkpoint as ocp
 from transformer import distributed
 from transformer.checkpoints import integrity
 from transformer.checkpoints.integrity import DamagedError
+from transformer.checkpoints.manager import Manager
 from transformer.config import differences
 from transformer.tokenizer import Tokenizer, load_tokenizer
 
@@ -121,8 +122,7 @@ class Workdir:
     def manager(self) -> ocp.CheckpointManager:
         """Orbax's manager: asynchronous saves, a checkpoint is complete or invisible."""
         if self._manager is None:
-            options = ocp.CheckpointManagerOptions(max_to_keep=self._keep, cleanup_tmp_directories=True)
-            self._manager = _Manager(self.path / "checkpoints", options=options)
+            self._manager = Manager(self.path / "checkpoints", self._keep)
         return self._manager
 
     def save(self, step: int, state: Any, data: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
@@ -252,6 +252,15 @@ class Workdir:
                 integrity.verify(sums, seal)
         return found, texts
 
+    def check(self) -> None:
+        """Whether the save that was begun has failed in this process; waits for nobody.
+
+        Raises:
+          WorkdirError: there was no room for it.
+        """
+        if self._manager is not None and not self._manager.is_saving_in_progress():
+            self.wait()  # no longer than its thread takes to end
+
     def wait(self) -> None:
         """Returns when every save begun is complete.
 
@@ -267,15 +276,6 @@ class Workdir:
         if self._manager is not None:
             manager, self._manager = self._manager, None
             manager.close()
-
-
-class _Manager(ocp.CheckpointManager):
-    """Orbax's, which leaves JAX's preemption protocol alone."""
-
-    def reached_preemption(self, step: int) -> bool:
-        """False: the training loop asks JAX, once a step. Orbax would ask again, and later, of steps long past,
-        which makes the processes disagree on the step to stop at."""
-        return False
 
 
 __all__ = ["FREE", "DamagedError", "Workdir", "WorkdirError"]

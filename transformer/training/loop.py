@@ -144,8 +144,7 @@ class _Loop:
         step, steps = int(state.step), self.settings.train.steps
         self.progress = metrics.ProgressLine(step, steps, self.quiet)
         with self.workdir.writing():
-            first = jax.process_index() == 0
-            self.log = metrics.MetricsLog(self.workdir.path, step, step == steps) if first else None
+            self.log = metrics.MetricsLog(self.workdir.path, step, step == steps) if jax.process_index() == 0 else None
         start = f"from {self.source['path']}" if self.source else "from scratch"
         self.progress.say(f"{self._headline()}; {f'resumed at step {step}' if step else start}")
         self.peak = metrics.peak_flops(self.settings.compute.dtype) if self.count_flops else None
@@ -178,9 +177,8 @@ class _Loop:
     def _headline(self) -> str:
         count = sum(x.size for x in jax.tree.leaves(self.like.params))
         shape = {name: size for name, size in self.mesh.shape.items() if size > 1}
-        return (
-            f"{count:,} parameters on {self.mesh.size} {jax.devices()[0].device_kind} device(s) {shape or ''}".strip()
-        )
+        where = f"{self.mesh.size} {jax.devices()[0].device_kind} device(s) {shape or ''}".strip()
+        return f"{count:,} parameters on {where}"
 
     def _initial_state(self) -> TrainState:
         resumed = self.workdir.resume(self.like, self.tokenizer.identity, log.error)
@@ -214,6 +212,7 @@ class _Loop:
                 # Who waits in a step for one that still compiles loses patience: Gloo's, on CPUs, is 30 s.
                 self.train_step.lower(state, batch).compile()
                 distributed.meet("the training step is compiled")
+                self.watchdog.report("compiling the training step")
             self.profiler.begin(step + 1)
             state, values = self.train_step(state, batch)
             step += 1
@@ -239,6 +238,7 @@ class _Loop:
             if clock.started is None or evaluating or normed:
                 jax.block_until_ready(state.step)
                 clock.start(step)
+            self.workdir.check()
             self.watchdog.report(f"step {step}")
             stopped = self.stop.reached(step)
         return state, step, evaluation
