@@ -35,7 +35,7 @@ from transformer.nn.context import make_context
 from transformer.nn.latent_attention import LatentAttention
 from transformer.ops import cache_rows
 from transformer.ops.attention import Call, Extra, Where
-from transformer.ops.cache import KVCache
+from transformer.ops.cache import KVCache, extend
 from transformer.spec import Mask
 
 LAYERS = 2  # stacked in the cache, of which one is read
@@ -130,6 +130,35 @@ def compile_attention(shape: Shape, mesh: jax.sharding.Mesh) -> tuple[jax.stages
     with jax.set_mesh(mesh):
         compiled = jax.jit(attend).lower(q, cache, Where(*positions), extra).compile()
     return compiled, decode.sizes_of(call, q, cache, shape.shares)
+
+
+def loop_bytes(shape: Shape, mesh: jax.sharding.Mesh) -> tuple[int, int]:
+    """Temporary bytes of a loop of steps that write a token to each layer's cache and look at it, and the cache's."""
+    heads, kv_heads = shape.heads
+    cache = abstract_cache(mesh, shape.batch, kv_heads, shape.slots, shape.dims, shape.kept)
+    q = abstract(mesh, (shape.batch, 1, heads, shape.dims[0]), jnp.bfloat16)
+    call = Call(Mask(causal=True, window=shape.window), shape.dims[0] ** -0.5)
+
+    def layer(carry, i):
+        cache, q, positions = carry
+        new = q[:, :, :kv_heads], q[:, :, :kv_heads, : shape.dims[1]], positions
+        cache, seen = extend(cache.view(i), call.mask, *new)
+        y = decode.attend(call, q, seen, Where(positions, seen.held), value_dim=shape.shares)
+        return (cache.view(None), q.at[..., : y.shape[-1]].add(y), positions), None
+
+    def steps(cache, q, positions):
+        def step(i, carry):
+            (cache, q, positions), _ = jax.lax.scan(layer, carry, jnp.arange(LAYERS))
+            return cache, q, positions + 1
+
+        return jax.lax.fori_loop(0, 16, step, (cache.view(None), q, positions))
+
+    places = dataclasses.replace(jax.tree.map(lambda a: a.format if a.size else a.sharding, cache), layer=None)
+    with jax.set_mesh(mesh):
+        loop = jax.jit(steps, donate_argnums=0, out_shardings=(places, None, None))
+        compiled = loop.lower(cache, q, abstract(mesh, (shape.batch, 1), jnp.int32)).compile()
+    held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
+    return compiled.memory_analysis().temp_size_in_bytes, held
 
 
 def copies(text: str, numbers: int) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.decode_kernels import CHIPS, SHAPES, STEPS
+from benchmarks.decode_kernels import CHIPS, SHAPES, STEPS, loop_bytes, one_device
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = [
@@ -46,3 +46,11 @@ def test_a_step_over_a_latent_cache_reads_cache_and_weights(chip):
     for size, row in zip(STEPS, found, strict=True):
         assert row["copies"] == 0 and row["padded_MB"] == row["cache_MB"], row
         assert abs(row["ratio"] - 1) <= (0.13 if (chip, size) == ("v5p", "64x4096") else 0.05), row
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("name", ["Llama 3 8B", "Llama 3 8B, int8 cache", "gpt-oss 120B, full", "DeepSeek-V3"])
+def test_a_loop_of_steps_copies_no_cache(name, chip):
+    """Not even from the form that a scatter likes into the one that the kernel reads."""
+    temporary, held = loop_bytes(SHAPES[name], one_device(chip))
+    assert temporary < held / 8  # what is no cache: queries, output and their copies

@@ -62,7 +62,7 @@ def put(
     Args:
       buffer: [*L, B, R], or [*L, B, K, R], or [*L, B, K, R, W], as `new` is [B, T], [B, T, K] or [B, T, K, W].
     """
-    return buffer.at[_index(at, layer, new.ndim > 2)].set(new.astype(buffer.dtype), mode="drop")
+    return buffer.at[_index(at, layer, *new.shape[2:3])].set(new.astype(buffer.dtype), mode="drop")
 
 
 def put_tokens(
@@ -86,7 +86,7 @@ def put_tokens(
     new = jnp.tile(new.astype(buffer.dtype), count)
 
     def write(rows: Array, buffer: Array) -> Array:
-        old = buffer.at[_index(rows, layer, True)].get(mode="clip")
+        old = buffer.at[_index(rows, layer, new.shape[2])].get(mode="clip")
         return put(buffer, jnp.where(own, new, old), rows, layer)
 
     if slots.shape[1] == 1:
@@ -98,6 +98,12 @@ def put_tokens(
     return buffer
 
 
-def _index(rows: Int[Array, "B T"], layer: Int[Array, ""] | None, heads: bool) -> tuple:
-    index = (jnp.arange(rows.shape[0])[:, None], *((slice(None),) if heads else ()), rows)
+def _index(rows: Int[Array, "B T"], layer: Int[Array, ""] | None, *heads: int) -> tuple:
+    """Of rows, in each of so many heads; every head by its number.
+
+    With a slice for them XLA:TPU scatters all heads' rows of a token as one piece, for which it lays heads beside
+    features: it turns the whole buffer before a kernel that reads it head by head, and back again.
+    """
+    batch = jnp.arange(rows.shape[0])[:, None]
+    index = (batch[..., None], jnp.arange(*heads), rows[..., None]) if heads else (batch, rows)
     return index if layer is None else (layer, *index)
