@@ -102,7 +102,8 @@ def test_what_settings_move_out_of_memory_is_gone():
     assert parts(optimizer=dict(moments_dtype="bfloat16")).optimizer == plain.parameters
     assert parts(optimizer=dict(moments_memory="pinned_host")).optimizer == 0
     summed = parts(train=dict(accumulate=4), data=dict(batch_size=256))
-    assert summed.gradients >= plain.parameters and summed.activations["layer"] < plain.activations["layer"]
+    assert summed.gradients >= plain.parameters
+    assert sum(summed.activations.values()) < sum(plain.activations.values())
     kept = parts(compute=dict(remat="names", remat_names=("attended", "ffn_up")))
     tokens = 256 * 4096 // 64
     layers = built.decoder.num_layers
