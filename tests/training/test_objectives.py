@@ -2,6 +2,7 @@
 
 from itertools import islice
 
+import grain
 import numpy as np
 import pytest
 import tokenizers
@@ -9,7 +10,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from transformer.settings import Data, SettingsError
 from transformer.tokenizer import ByteTokenizer, load_tokenizer
-from transformer.training import data
+from transformer.training import packing
 from transformer.training.denoising import composition, word_numbers
 from transformer.training.examples import Shape
 from transformer.training.objectives import make_objective
@@ -258,7 +259,8 @@ def test_noise_is_new_in_every_epoch_and_the_same_in_every_run():
     document = text(0, 20)[:100]
 
     def draw(seed, number=4):
-        return [row["columns"] for row in islice(data.pack([document], objective, 0, seed), number)]
+        texts = grain.MapDataset.source([document]).repeat()
+        return [row["columns"] for row in islice(packing.pack(texts, objective, seed), number)]
 
     rows = draw(1)
     np.testing.assert_equal(draw(1), rows)
