@@ -109,21 +109,25 @@ def read_texts(names: list[str]) -> dict[str, str]:
     Raises:
       ValueError: a name matches no file, or what it holds is no UTF-8 or no text.
     """
-    from transformer.training import corpus
+    from transformer.training import files
 
     texts = {}
     for name in names:
-        if name == "-":
-            try:
-                texts["stdin"] = sys.stdin.buffer.read().decode()
-            except UnicodeDecodeError as error:
-                raise ValueError(f"--file=-: not UTF-8 at byte {error.start}; convert it") from None
-        else:
-            texts |= {file: corpus.read(file) for file in corpus.files([name])}
+        found = (
+            {"stdin": sys.stdin.buffer.read} if name == "-" else {f: Path(f).read_bytes for f in files.matched([name])}
+        )
+        texts |= {file: _decoded(read(), file) for file, read in found.items()}
     empty = [name for name, text in texts.items() if not text]
     if empty:
         raise ValueError(f"--file: {', '.join(empty)} holds no text; leave it out")
     return texts
+
+
+def _decoded(content: bytes, name: str) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--file: {name} is not UTF-8 at byte {error.start}; convert it or leave it out") from None
 
 
 def _default_length(workdir: str | None, longest: int) -> int:
