@@ -6,7 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import common
@@ -37,6 +37,7 @@ def forward(tokens: list[int]) -> np.ndarray:
     return np.asarray(program()(common.params(FAMILY), padded))[0, : len(tokens)]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=4), st.integers(1, 12), st.data())
 def test_rows_ask_for_every_token_once_with_enough_context(counts, length, data):
     stride = data.draw(st.integers(1, length))
