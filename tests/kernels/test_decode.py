@@ -157,7 +157,9 @@ def test_kernel_is_the_formula(name, data, seed):
     case = CASES[name]
     arguments = make(case, *data.draw(rows_of(case)), seed)
     got, want = np.asarray(run(name)(*arguments), np.float64), formula(case, *arguments)
-    assert np.abs(got - want).max() <= 5e-7 * max(np.abs(want).max(), 1)
+    # Sums over slots, whose rounding grows as the root of their number.
+    rounding = 5e-7 * max(np.sqrt(case.slots / 24), 1)
+    assert np.abs(got - want).max() <= rounding * max(np.abs(want).max(), 1)
     blind = np.asarray(arguments[2].q_positions) < 0
     assert not got[blind].any()
 

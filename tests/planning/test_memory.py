@@ -193,7 +193,8 @@ def measured(values: dict, folder) -> tuple[int, int]:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the libtpu of jax[tpu]")
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "gpt2" else pytest.mark.slow) for n in CUTS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CUTS)
 def test_the_peak_is_the_compiled_one(name, tmp_path):
     """Within a tenth, on four chips that aren't there; arguments to the byte."""
     run, mesh, values = cut(name)
