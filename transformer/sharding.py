@@ -174,6 +174,15 @@ def alone(x: jax.Array) -> jax.Array:
     return jax.lax.optimization_barrier(x) if platform() == "tpu" else x
 
 
+def varying_axes(x: jax.Array) -> tuple[str, ...]:
+    """The mesh axes along which devices of a `jax.shard_map` hold different values, as far as is known.
+
+    Sorted: JAX keeps a set of names, whose order is another in every Python process. Processes whose programs name axes
+    in different orders are different programs, and wait for each other forever.
+    """
+    return tuple(sorted(jax.typeof(x).manual_axis_type.varying))
+
+
 def ways(name: str, rules: str = "default") -> int:
     """Into how many parts the mesh in force splits a logical axis (1 where no mesh is set)."""
     mesh = jax.sharding.get_abstract_mesh()

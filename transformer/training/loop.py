@@ -27,7 +27,7 @@ from transformer.training.pairs import Pair
 from transformer.training.profile import Profiler
 from transformer.training.replicas import ReplicaGuard
 from transformer.training.state import TrainState, abstract_state, init_state, state_of
-from transformer.training.step import compile_train_step, make_eval_step, means
+from transformer.training.step import compile_together, compile_train_step, make_eval_step, means
 from transformer.training.watch import StopRequest, Watchdog
 
 log = logging.getLogger("transformer")
@@ -209,9 +209,7 @@ class _Loop:
                 break
             batch = self.feed.put(rows)
             if clock.started is None and jax.process_count() > 1:
-                # Who waits in a step for one that still compiles loses patience: Gloo's, on CPUs, is 30 s.
-                self.train_step.lower(state, batch).compile()
-                distributed.meet("the training step is compiled")
+                compile_together(self.train_step, state, batch)
                 self.watchdog.report("compiling the training step")
             self.profiler.begin(step + 1)
             state, values = self.train_step(state, batch)

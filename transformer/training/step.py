@@ -1,5 +1,6 @@
 """The training and evaluation steps: pure functions of state and batch."""
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import optax
 from jaxtyping import Array, Bool, Float
 
 from transformer import axes as ax
-from transformer import sharding
+from transformer import distributed, sharding
 from transformer.nn import moe
 from transformer.nn.context import Source
 from transformer.nn.model import Transformer
@@ -198,3 +199,18 @@ def make_eval_step(model: Transformer, mtp_weight: float = 0.0) -> Callable[[dic
 def compile_train_step(model: Transformer, settings: Settings):
     """`make_train_step` under jit with the state donated; call it inside `jax.set_mesh(mesh)`."""
     return jax.jit(make_train_step(model, settings), donate_argnums=0, compiler_options=products.compiler_options())
+
+
+def compile_together(train_step, state: TrainState, batch: Batch) -> None:
+    """Compiles the step in every process, and waits for the last.
+
+    Who waits in a step for one that still compiles loses patience: Gloo's, on CPUs, is 30 s.
+
+    Raises:
+      DistributedError: a process has traced another program; its devices and the others' would wait for each other.
+    """
+    lowered = train_step.lower(state, batch)
+    program = hashlib.sha256(lowered.as_text().encode()).digest()
+    distributed.check_same(program, "the training step's program (code, jax or libraries)")
+    lowered.compile()
+    distributed.meet("the training step is compiled")

@@ -18,7 +18,7 @@ from transformer.ops.experts import dense, exchange
 from transformer.ops.experts.call import AXES, Call, ExpertWeights
 from transformer.ops.products import Quantized
 from transformer.ops.sums import gathered
-from transformer.sharding import mesh_axes, partition_spec, platform, ways
+from transformer.sharding import mesh_axes, partition_spec, platform, varying_axes, ways
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def _on_device(body: Callable, call: Call, mesh: AbstractMesh | None, x, index, 
         y = jax.lax.psum(y, hidden)
     if mesh is not None:
         # Devices that hold the same tokens count the same drops.
-        everyone = tuple(_varies(x))
+        everyone = varying_axes(x)
         dropped = jax.lax.psum(jax.lax.pmax(dropped, hidden) if hidden else dropped, everyone)
     return y.reshape(x.shape), dropped
 
@@ -138,18 +138,13 @@ def _varying(tree):
 
     Custom gradients need it: what they return must vary as the inputs do. The transpose of the mark is a sum.
     """
-    everywhere = frozenset().union(*map(_varies, jax.tree.leaves(tree)))
+    everywhere = {name for leaf in jax.tree.leaves(tree) for name in varying_axes(leaf)}
 
     def mark(leaf):
-        missing = tuple(sorted(everywhere - _varies(leaf)))
+        missing = tuple(sorted(everywhere.difference(varying_axes(leaf))))
         return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
 
     return jax.tree.map(mark, tree)
-
-
-def _varies(x: Array) -> frozenset[str]:
-    """The mesh axes along which devices hold different values, as far as is known."""
-    return jax.typeof(x).manual_axis_type.varying
 
 
 __all__ = ["AXES", "BODIES", "Call", "ExpertWeights", "apply", "choose"]

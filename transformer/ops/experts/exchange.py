@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from transformer.ops.experts import local, products, slots
 from transformer.ops.experts.call import Call, ExpertWeights
-from transformer.sharding import device_kind, platform
+from transformer.sharding import device_kind, platform, varying_axes
 
 # Where rows begin here, how many go to each device, where they begin there, how many come from each.
 Way = tuple[Int[Array, " ways"], Int[Array, " ways"], Int[Array, " ways"], Int[Array, " ways"]]
@@ -168,7 +168,7 @@ def _moved(rows: Float[Array, "M D"], there: Way, back: Way, size: tuple[int, in
     """
     exchange = emulated if platform() == "cpu" else jax.lax.ragged_all_to_all
     free = jax.lax.empty((size[1], rows.shape[1]), rows.dtype)
-    free = jax.lax.pcast(free, tuple(jax.typeof(rows).manual_axis_type.varying), to="varying")
+    free = jax.lax.pcast(free, varying_axes(rows), to="varying")
     return exchange(rows, free, *there, axis_name=axis)
 
 
