@@ -36,7 +36,7 @@ LIMITS = ("--heartbeat-timeout=30", "--start-timeout=100")  # seconds
 
 @dataclass(frozen=True)
 class Fate:
-    """When a process kills itself: so many seconds after it has come to a phase for the `visit`th time."""
+    """When a process kills itself: so many seconds after it has come to a phase for the `visit`th time; 0 is at once."""
 
     phase: str
     visit: int
@@ -54,7 +54,9 @@ class Diary:
         os.write(self._file, f"+{phase}\n".encode())
         if self._fate is not None and self._fate.phase == phase:
             self._visits += 1
-            if self._visits == self._fate.visit:
+            if self._visits == self._fate.visit and not self._fate.seconds:
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif self._visits == self._fate.visit:
                 threading.Timer(self._fate.seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
     def end(self, phase: str) -> None:
@@ -215,7 +217,7 @@ def kill(run: Run, rng: random.Random, straight: Run) -> tuple[list, str]:
         Fate("start", 1, rng.uniform(0, 6)),
         Fate("restore", 1, rng.uniform(0, 0.2)),
         Fate("feed", rng.randrange(2, STEPS), rng.uniform(0, 0.05)),
-        Fate("prefetch", rng.randrange(1, STEPS), rng.uniform(0, 0.001)),
+        Fate("prefetch", rng.randrange(1, STEPS), 0),  # a batch is made faster than a timer starts
         Fate("evaluation", rng.randrange(1, 6), rng.uniform(0, 0.1)),
         Fate("save", rng.randrange(1, 8), rng.uniform(0, 0.1)),
         Fate("save", rng.randrange(1, 8), rng.uniform(0.1, 0.4)),
