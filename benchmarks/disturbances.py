@@ -36,7 +36,7 @@ LIMITS = ("--heartbeat-timeout=30", "--start-timeout=100")  # seconds
 
 @dataclass(frozen=True)
 class Fate:
-    """When a process kills itself: so many seconds after it has come to a phase for the `visit`th time; 0 is at once."""
+    """When a process kills itself: so many seconds after it has come to a phase for the `visit`th time; 0: at once."""
 
     phase: str
     visit: int
