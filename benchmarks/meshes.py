@@ -20,11 +20,10 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
 import jax
-from jax.experimental import topologies
 
 from transformer import check_mesh, config, families, sharding
 from transformer.nn.model import Transformer
-from transformer.planning import traffic
+from transformer.planning import topology, traffic
 from transformer.planning.collectives import collectives
 from transformer.training.meshes import Verdict, random_batch
 from transformer.training.state import abstract_state
@@ -44,6 +43,7 @@ PRESETS = (
     "fsdp=4,tensor=2",
     "data=2,fsdp=2,tensor=2",
     "fsdp=2,expert=4",
+    "fsdp=2,context=4",
 )
 # Products next to a gathering or a scattering are taken apart, to overlap it with a permutation for each part: the same
 # bytes, and a little more, in messages that don't say what they are for.
@@ -90,11 +90,6 @@ def compiled(run: config.Run, devices: list, apart: bool):
         return compile_train_step(model, run.settings).lower(state, shapes).compile(APART if apart else None)
 
 
-def devices_of(topology: str) -> list:
-    """Devices of a slice that isn't there."""
-    return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
-
-
 def check_rows(verdicts: list[Verdict]) -> list[str]:
     """What was compared, a line a family."""
     lines = []
@@ -106,7 +101,7 @@ def check_rows(verdicts: list[Verdict]) -> list[str]:
     return lines
 
 
-def traffic_row(mesh: str, topology: str, devices: list) -> str:
+def traffic_row(mesh: str, place: str, devices: list) -> str:
     """Theory and what was compiled, in KB, for each purpose."""
     sizes = check_mesh.parse_mesh(mesh, len(devices))
     page, fields = (MIXTURE, {"compute.experts": "capacity"}) if "expert" in sizes else (DENSE, {})
@@ -120,19 +115,19 @@ def traffic_row(mesh: str, topology: str, devices: list) -> str:
     cells = [f"{want[name] / 1e3:,.0f} / {got[name] / 1e3:,.0f}" for name in traffic.PURPOSES]
     share = sum(c.total for c in found if c.kind == "all-reduce" and {*c.axes} <= {"data", "fsdp", "expert"})
     return (
-        f"| {mesh} | {topology} | {' | '.join(cells)} | {sum(got.values()) / sum(want.values()):.2f} | "
+        f"| {mesh} | {place} | {' | '.join(cells)} | {sum(got.values()) / sum(want.values()):.2f} | "
         f"{share / max(got['gradients'], 1):.0%} | {time.perf_counter() - start:.0f} |"
     )
 
 
-def memory_row(name: str, topology: str, devices: list) -> str:
+def memory_row(name: str, place: str, devices: list) -> str:
     """Bytes of a device and of its host: what the step holds, and its peak."""
     start = time.perf_counter()
     memory = compiled(run_of(DENSE, {"fsdp": len(devices)}, **POLICIES[name]), devices, apart=True).memory_analysis()
     cells = [memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.peak_memory_in_bytes]
     cells += [memory.host_argument_size_in_bytes, memory.host_temp_size_in_bytes]
     told = " | ".join(f"{cell / 2**20:,.1f}" for cell in cells)
-    return f"| {name} | {topology} | {told} | {time.perf_counter() - start:.0f} |"
+    return f"| {name} | {place} | {told} | {time.perf_counter() - start:.0f} |"
 
 
 def write(page: Path, section: str, rows: list[str]) -> None:
@@ -157,10 +152,10 @@ def main() -> None:
     if args.section == "check":
         made = (check_rows(check_mesh.check([family], 8, args.meshes)) for family in args.families)
     else:
-        topology = args.topology or ("v5p:2x2x2" if args.section == "traffic" else "v5p:2x2x1")
-        devices = devices_of(topology)
+        name = args.topology or ("v5p:2x2x2" if args.section == "traffic" else "v5p:2x2x1")
+        devices = topology.parse(name).describe()
         row, names = (traffic_row, args.meshes or PRESETS) if args.section == "traffic" else (memory_row, args.policies)
-        made = ([row(name, topology, devices)] for name in names)
+        made = ([row(each, name, devices)] for each in names)
     for rows in made:
         print("\n".join(rows), flush=True)
         if args.write:

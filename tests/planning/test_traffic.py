@@ -48,6 +48,7 @@ def sent(page: tuple[str, dict], sizes: dict[str, int]) -> tuple[dict, dict]:
         pytest.param(DENSE, dict(data=8), marks=pytest.mark.slow),
         pytest.param(DENSE, dict(tensor=8), marks=pytest.mark.slow),
         (MIXTURE, dict(fsdp=2, expert=4)),
+        (DENSE, dict(fsdp=2, context=4)),
     ],
 )
 def test_a_step_sends_what_it_must(page, sizes):

@@ -50,7 +50,8 @@ def measured(found: Iterable[Collective], rules: str = "default") -> dict[str, f
 
 def purpose(c: Collective, rules: str = "default") -> str:
     """What a collective is for, told by its kind and axes."""
-    if c.axes is None or not {*_of_batch(rules)}.issuperset(c.axes):
+    of_keys = c.kind == "collective-permute" and c.axes == sharding.RULES[rules][ax.LENGTH]
+    if c.axes is None or not {*_of_batch(rules)}.issuperset(c.axes) or of_keys:
         return "activations"
     if c.kind in ("all-reduce", "reduce-scatter"):
         return "gradients"
@@ -93,7 +94,9 @@ def exchanges(
     found = []
     for leaf in leaves(model.spec):
         found += _of_parameter(leaf, size, of_rows, model, compiler, training)
+    chunk = length / math.prod(size[axis] for axis in sharding.RULES[model.compute.rules][ax.LENGTH])
     found += _of_layers(model, tokens, size, compiler, device_kind, training)
+    found += _of_keys(model, tokens, chunk, size, training)
     return _merged([replace(e, times=e.times * accumulate, operand=e.operand * accumulate) for e in found], size)
 
 
@@ -195,11 +198,24 @@ def _of_layers(
     for block in blocks:
         if isinstance(block.ffn, spec.MoE):
             yield from _to_experts(block.ffn, model, tokens, size["expert"], passes, device_kind)
-        if size["context"] > 1 and sharding.RULES[compute.rules][ax.LENGTH]:
-            # Once a pass, and the gradients back; no more than a window of keys.
-            seen = min(tokens * (size["context"] - 1), block.mixer.mask.window or math.inf)
-            kept = seen * _keys_and_values(block.mixer) / size["tensor"] * item
-            yield _exchange("collective-permute", ["context"], "activations", kept, passes + training)
+
+
+def _of_keys(
+    model: Transformer, tokens: float, chunk: float, size: Mapping[str, int], training: bool
+) -> Iterator[Exchange]:
+    """Keys and values that go round the context axis, once a pass, and their gradients: which the ring sums in float32.
+
+    A window that ends within the chunk before takes its tail alone (`ops.attention.context.plan`).
+    """
+    item, axes = BYTES[model.compute.dtype], sharding.RULES[model.compute.rules][ax.LENGTH]
+    passes = 1 if not training else 2 if model.compute.remat == "none" else 3
+    for block in model.spec.layers:
+        window = block.mixer.mask.window
+        tail = window is not None and window - 1 <= chunk
+        hops = (window - 1) / chunk if tail else math.prod(size[axis] for axis in axes) - 1
+        numbers = hops * tokens * _keys_and_values(block.mixer) / size["tensor"]
+        back = numbers * BYTES[model.compute.dtype if tail else "float32"] * training
+        yield _exchange("collective-permute", axes, "activations", numbers * item * passes + back)
 
 
 def _keys_and_values(mixer: spec.Attention | spec.LatentAttention) -> int:
