@@ -16,6 +16,8 @@ def checksum(x: Array) -> UInt32[Array, ""]:
     Integers add up to the same in any order, so the sum does not depend on how `x` is split over devices. One flipped
     bit always changes it: 2**k times an odd number is never 0 modulo 2**32.
     """
+    if jax.typeof(x).memory_space == jax.memory.Space.Host:  # as moments may rest; arithmetic is the device's
+        x = jax.device_put(x, jax.memory.Space.Device)
     words = _words(x)
     index, stride = jnp.zeros(words.shape, jnp.uint32), 1
     for axis in reversed(range(words.ndim)):
