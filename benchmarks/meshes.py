@@ -95,9 +95,8 @@ def check_rows(verdicts: list[Verdict]) -> list[str]:
     lines = []
     for v in verdicts:
         worst = [f"{d.size:.1e}, {d.name}, {d.mesh}" if d.name else "–" for d in v.worst.values()]
-        told = "; ".join(v.same) if v.passed else f"DIFFERS: {'; '.join(v.wrong) or 'nothing compared'}"
-        refused = "; ".join(v.refused) or "–"
-        lines.append(f"| {v.family} | {told} | {refused} | {v.leaves} | {' | '.join(worst)} |")
+        told = f"{len(v.same)}" if v.passed else f"DIFFERS: {'; '.join(v.wrong) or 'nothing compared'}"
+        lines.append(f"| {v.family} | {told} | {len(v.refused)} | {v.leaves} | {' | '.join(worst)} |")
     return lines
 
 

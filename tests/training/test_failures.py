@@ -43,6 +43,14 @@ def wait_for(workdir, step):
     raise AssertionError(f"step {step} never came")
 
 
+def wait_for_checkpoint(workdir):
+    """Until one is whole: they are written beside the steps."""
+    end = time.monotonic() + PATIENCE
+    while not steps(workdir):
+        assert time.monotonic() < end, "no checkpoint ever came"
+        time.sleep(0.02)
+
+
 def steps(workdir):
     return sorted(int(x.name) for x in (workdir / "checkpoints").glob("*") if x.name.isdecimal())
 
@@ -95,6 +103,7 @@ def test_a_storm_of_signals_to_one_stops_both_at_one_step(tmp_path):
 def test_a_dead_or_silent_process_ends_the_other_in_time(straight, tmp_path, who, how):
     running = start(tmp_path / "run")
     wait_for(tmp_path / "run", random.Random(who).randint(12, 20))
+    wait_for_checkpoint(tmp_path / "run")
     running[who].send_signal(how)
     begin = time.monotonic()
     output, _ = running[1 - who].communicate(timeout=PATIENCE)
@@ -103,7 +112,6 @@ def test_a_dead_or_silent_process_ends_the_other_in_time(straight, tmp_path, who
     assert "another process is gone" in output or "another task died" in output
     running[who].kill()
     running[who].communicate()
-    assert steps(tmp_path / "run")[-1] >= 10
     assert_resumes(tmp_path / "run", straight)
 
 
@@ -137,8 +145,7 @@ def run_out_of_room(running, who):
 def test_no_room_for_a_checkpoint_is_told_and_the_last_one_is_kept(straight, tmp_path, who):
     running = start(tmp_path / "run")
     wait_for(tmp_path / "run", 10)
-    while not steps(tmp_path / "run"):  # step 10 is saved
-        time.sleep(0.02)
+    wait_for_checkpoint(tmp_path / "run")
     outputs = run_out_of_room(running, who)
     [whole] = steps(tmp_path / "run")
     assert f"the checkpoint of step {whole} is whole" in outputs[who]
