@@ -18,7 +18,7 @@ import pytest
 from tests.common import FAMILIES, page, tiny_spec
 from transformer import config, sharding
 from transformer.nn.model import Transformer
-from transformer.planning import memory, serving
+from transformer.planning import memory, moments, serving
 from transformer.planning.caches import cache_numbers
 from transformer.planning.leaves import leaves, padded
 from transformer.settings import Compute
@@ -63,9 +63,33 @@ def test_parts_of_the_state_are_those_of_the_real_one(family, sizes):
     mesh = sharding.make_mesh(dataclasses.replace(run.settings.mesh, **{"data": 1} | sizes))
     state = abstract_state(Transformer(run.spec, run.settings.compute), run.settings, mesh)
     real = sum(math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(state.params))
-    moments = sum(math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(state.opt_state) if x.ndim)
+    beside = sum(math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(state.opt_state) if x.ndim)
     ours = sum(math.prod(leaf.local(dict(mesh.shape), "default")) for leaf in leaves(run.spec))
-    assert (ours, 2 * ours) == (real, moments)
+    assert (ours, 2 * ours) == (real, beside)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(name="adamw", average_decay=0.9), dict(name="adamw", b2=0.99, moments_dtype="bfloat16"),
+        dict(name="lion"), dict(name="adafactor"), dict(name="adafactor", b1=0.0), dict(name="muon"),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize(("family", "sizes"), [("llama3", dict(fsdp=4, tensor=2)), ("mixtral", dict(fsdp=2, expert=4))])
+def test_what_an_optimiser_keeps_is_what_the_real_one_does(family, sizes, fields):
+    """Whichever it is, byte for byte, on each device, beside counters."""
+    values = config.load_config(f"{family}:tiny").to_dict()
+    values["model"]["d_model"] = 256  # Adafactor keeps sums of matrices of 128 rows and columns and more
+    values["optimizer"] |= fields
+    run = config.resolve(values)
+    mesh = sharding.make_mesh(dataclasses.replace(run.settings.mesh, **{"data": 1} | sizes))
+    state = abstract_state(Transformer(run.spec, run.settings.compute), run.settings, mesh)
+    arrays = [x for x in jax.tree.leaves((state.opt_state, state.average)) if x.ndim]
+    real = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays)
+    ours = moments.kept(run.spec, run.settings.optimizer)
+    kept = sum(math.prod(k.leaf.local(dict(mesh.shape), "default")) * k.item for k in ours)
+    assert real - kept == (12 if fields["name"] == "muon" else 0)  # its three coefficients are no parameter's
 
 
 @pytest.mark.parametrize("family", FAMILIES)

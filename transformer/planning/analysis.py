@@ -15,6 +15,7 @@ from transformer.nn.model import Transformer
 from transformer.planning import accounting, decoding, layers, memory, roofline, serving, traffic
 from transformer.planning.accounting import BYTES
 from transformer.planning.leaves import leaves
+from transformer.planning.moments import update_bytes
 from transformer.planning.report import Bytes, Estimate, Exchange, Flops, Kind, Memory, Parts, Report, Request
 from transformer.planning.topology import Topology, parse
 from transformer.settings import Compute
@@ -23,7 +24,6 @@ from transformer.settings import Compute
 # both make the scores again.
 FORWARD, BACKWARD = 2, 7
 ATTENTION = "attention"
-_UPDATE = 7 * BYTES["float32"]  # of a parameter: it, its moments and its gradient are read, all but the last written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,10 +198,10 @@ def _minimal(plan: Plan) -> float:
         held = serving.prefill(model, compute, plan.mesh, plan.rows, plan.length, plan.topology.chip.kind)
         return _gathered(plan) * item + held.cache
     parts, passes = parts_of(plan), 2 if compute.remat == "none" else 3
-    own = sum(math.prod(leaf.local(plan.mesh, compute.rules)) for leaf in leaves(model))
     kept = sum(size for name, size in parts.activations.items() if name not in ("layer", "head"))
     accumulate = plan.run.settings.train.accumulate
-    return own * _UPDATE + accumulate * (_gathered(plan) * item * passes + 2 * kept)
+    update = update_bytes(model, plan.run.settings.optimizer, plan.mesh, compute.rules)
+    return update + accumulate * (_gathered(plan) * item * passes + 2 * kept)
 
 
 def _gathered(plan: Plan) -> float:
@@ -244,6 +244,5 @@ def elementwise_bytes(plan: Plan) -> float:
     update = 0.0
     if plan.kind == "train":
         passes = 3 if plan.compute.remat == "none" else 4
-        own = sum(math.prod(leaf.local(plan.mesh, plan.compute.rules)) for leaf in leaves(plan.run.spec))
-        update = own * _UPDATE
+        update = update_bytes(plan.run.spec, plan.run.settings.optimizer, plan.mesh, plan.compute.rules)
     return numbers * BYTES[plan.compute.dtype] * passes + update

@@ -10,10 +10,11 @@ from transformer.planning.collectives import Collective, collectives
 from transformer.planning.compile import Compiled
 from transformer.planning.hlo import parse
 from transformer.planning.leaves import leaves
+from transformer.planning.moments import kept
 from transformer.planning.report import Buffer, Bytes, Compile, Exchange, Flops, Report
 from transformer.planning.request import Asked, ask
 from transformer.planning.work import Work, work
-from transformer.settings import HOST_MEMORY, SettingsError
+from transformer.settings import SettingsError
 from transformer.sharding import ShardingError
 
 # How many of the biggest arrays a report names.
@@ -99,15 +100,18 @@ def exchanges(found: Iterable[Collective], rules: str, steps: int = 1) -> tuple[
 def largest(asked: Asked, report: Report) -> tuple[Buffer, ...]:
     """The biggest arrays of a device: parameters, their moments, the cache, and what is kept of activations."""
     run, train, parts = asked.run, asked.request.kind == "train", report.memory.parts
-    compute, optimizer = run.settings.compute, run.settings.optimizer
+    compute = run.settings.compute
     rules, item = (compute.rules, BYTES["float32"]) if train else ("decode", BYTES[compute.dtype])
-    moments = 2 * BYTES[optimizer.moments_dtype] if train and optimizer.moments_memory != HOST_MEMORY else 0
+    beside: dict[str, int] = {}
+    for k in kept(run.spec, run.settings.optimizer) if train else ():
+        name = "/".join(k.leaf.path)
+        beside[name] = beside.get(name, 0) + k.bytes(asked.mesh, rules)
     found = [Buffer(name=f"activations: {name}", bytes=size) for name, size in parts.activations.items()]
     found.append(Buffer(name="cache", bytes=parts.cache))
     for leaf in leaves(run.spec):
         size, name = math.prod(leaf.local(asked.mesh, rules)), "/".join(leaf.path)
         found.append(Buffer(name=name, bytes=size * item))
-        found.append(Buffer(name=f"both moments of {name}", bytes=size * moments))
+        found.append(Buffer(name=f"moments of {name}", bytes=beside.get(name, 0)))
     found = [buffer for buffer in found if buffer.bytes]
     return tuple(sorted(found, key=lambda buffer: -buffer.bytes)[:LARGEST])
 

@@ -13,8 +13,9 @@ from transformer import sharding, spec
 from transformer.planning import layers
 from transformer.planning.accounting import BYTES
 from transformer.planning.leaves import leaves, padded
+from transformer.planning.moments import kept
 from transformer.planning.report import Parts
-from transformer.settings import HOST_MEMORY, Settings
+from transformer.settings import Settings
 
 FLOAT32 = BYTES["float32"]
 # A row of a batch: tokens, targets, the bytes they stand for, segments, positions, weights; and of a source: three.
@@ -30,16 +31,18 @@ def arguments(
 
     Arguments as of `train`.
     """
-    rules, o = settings.compute.rules, settings.optimizer
-    total = SCALARS * padded(())
-    for leaf in leaves(model):
-        shape = leaf.local(mesh, rules)
-        moments = 0 if o.moments_memory == HOST_MEMORY else 2 * padded(shape, BYTES[o.moments_dtype])
-        total += padded(shape) + moments
+    rules = settings.compute.rules
+    total = SCALARS * padded(()) + _beside(model, settings, mesh)
+    total += sum(padded(leaf.local(mesh, rules)) for leaf in leaves(model))
     ways = math.prod(mesh.get(a, 1) for a in sharding.RULES[rules][ax.BATCH])
     parts = math.prod(mesh.get(a, 1) for a in sharding.RULES[rules][ax.LENGTH])
     total += BATCH // 4 * padded((rows // ways, length // parts))
     return total + (SOURCE // 4 * padded((rows // ways, (source or length) // parts)) if model.trunk.crosses else 0)
+
+
+def _beside(model: spec.Model, settings: Settings, mesh: Mapping[str, int]) -> int:
+    """Bytes of what the optimiser keeps on a device."""
+    return sum(k.bytes(mesh, settings.compute.rules) for k in kept(model, settings.optimizer))
 
 
 def train(
@@ -104,8 +107,7 @@ class _Step:
     @property
     def held(self) -> Parts:
         """What is there all the time."""
-        o, train, own = self.settings.optimizer, self.settings.train, self.count()
-        moments = 0 if o.moments_memory == HOST_MEMORY else 2 * own * BYTES[o.moments_dtype]
+        train, own, moments = self.settings.train, self.count(), _beside(self.model, self.settings, self.mesh)
         summed = own * BYTES[train.accumulate_dtype] if train.accumulate > 1 else 0
         return Parts(parameters=own * FLOAT32, optimizer=moments, gradients=summed, buffers=math.ceil(self.batch))
 
@@ -148,18 +150,18 @@ class _Stretch:
 def _moments(step: _Step) -> Iterator[Parts]:
     """What is held at each of the moments that may be the worst."""
     held, stretches = step.held, list(step.stretches())
-    kept = [stretch.saved() for stretch in stretches]
+    points_of = [stretch.saved() for stretch in stretches]
     # Weights of a body in the dtype of the products, of all repeats at once: made before the loop that uses them.
     cast = sum(step.count(*s.path) * step.item for s in stretches if s.repeats > 1 and step.item < FLOAT32)
     gradients, stream = _head_gradient(step), 3 * step.share.stream
-    yield _with(held, gradients, _sum(kept), head=_loss(step), buffers=cast)
+    yield _with(held, gradients, _sum(points_of), head=_loss(step), buffers=cast)
     done = 0
     for index in reversed(range(len(stretches))):
         stretch = stretches[index]
         done += step.count(*stretch.path) * FLOAT32 // _shared(stretches, stretch)
         need = layers.pattern(stretch.blocks, stretch.share)
         again = _again(stretch, need)
-        points = _sum(kept[: index + 1])
+        points = _sum(points_of[: index + 1])
         layer = stream + again + need.backward
         rows = need.rows + need.rows_backward
         yield _with(held, gradients + done, points, layer=layer, buffers=cast + need.weights + rows)

@@ -62,7 +62,7 @@ class Parts:
 
     Attributes:
       parameters: in the dtype in which they rest.
-      optimizer: its moments; 0 where they rest with the host.
+      optimizer: its moments, 0 where they rest with the host, and the average of weights.
       gradients: those alive at once at the peak, and what is summed over microbatches.
       activations: by named point of a layer (`settings.POINTS`), and "layer" for what one layer needs while it is
         computed (again), "head" for the loss.
