@@ -39,8 +39,9 @@ def _vectors(figure: go.Figure, journey: data.Journey, look: Look) -> None:
     names = [f"<b>{n}</b>" if stage.stream else f"{n}" for n, stage in zip(names, journey.stages, strict=True)]
     vectors = np.stack([stage.vector for stage in journey.stages])
     edge = np.abs(vectors).max()
+    shown = np.where(np.abs(vectors) < 0.05, 0.0, vectors)  # what rounds to 0 shows no sign
     figure.add_heatmap(
-        z=np.where(np.abs(vectors) < 0.05, 0.0, vectors), y=list(range(len(names))), zmin=-edge, zmax=edge, colorscale=look.signed, showscale=False, xgap=1,
+        z=shown, y=list(range(len(names))), zmin=-edge, zmax=edge, colorscale=look.signed, showscale=False, xgap=1,
         ygap=2, texttemplate="%{z:.1f}" if vectors.shape[1] <= 16 else "", textfont=dict(size=10), text=vectors,
         hovertemplate="%{text:.4f}<extra></extra>", row=1, col=1,
     )  # fmt: skip

@@ -9,9 +9,7 @@ HEADS = (16, 32, 64, 128, 256)
 WIDTH, HEIGHT = 2.6, 1.1
 
 
-def latent_cache(
-    reference: str = "deepseek_v3:671b", language: str = "en", theme: str = "light"
-) -> go.Figure:
+def latent_cache(reference: str = "deepseek_v3:671b", language: str = "en", theme: str = "light") -> go.Figure:
     """From a token to the latent vector that is cached, and to the keys and values of all heads; the slider sets how
     many heads there are."""
     look, own = Look(language, theme), data.latent(reference).heads
@@ -30,7 +28,7 @@ def _sketch(one: data.Latent, reference: str, look: Look) -> go.Figure:
         "latent keys": (7.3, 0.6, "orange"),
         "latent values": (7.3, 2.3, "green"),
     }
-    sizes = {name: getattr(one, name) for name in ("width", "heads", "latent", "rope", "key", "value")}
+    sizes = dict(width=one.width, heads=one.heads, latent=one.latent, rope=one.rope, k=one.key, v=one.value)
     for name, (x, y, color) in boxes.items():
         figure.add_shape(**box(x, y, WIDTH, HEIGHT, "", getattr(c, color), fillcolor=c.paper))
         text = dict(text=look(name, **sizes), showarrow=False, font=dict(color=c.ink, size=12))
@@ -41,8 +39,11 @@ def _sketch(one: data.Latent, reference: str, look: Look) -> go.Figure:
         text = f"<b>{look(name, kept=one.kept)}</b>"
         figure.add_annotation(x=x, y=3.9, text=text, showarrow=False, font=dict(color=c.muted, size=12))
     for start, end, name in (
-        ((2.7, 2.1), (3.7, 2.8), "latent down"), ((2.7, 1.9), (3.7, 1.2), "latent down"),
-        ((6.3, 2.85), (7.3, 2.85), "latent up"), ((6.3, 2.5), (7.3, 1.5), ""), ((6.3, 0.95), (7.3, 0.95), "latent shared"),
+        ((2.7, 2.1), (3.7, 2.8), "latent down"),
+        ((2.7, 1.9), (3.7, 1.2), "latent down"),
+        ((6.3, 2.85), (7.3, 2.85), "latent up"),
+        ((6.3, 2.5), (7.3, 1.5), ""),
+        ((6.3, 0.95), (7.3, 0.95), "latent shared"),
     ):
         figure.add_annotation(
             x=end[0], y=end[1], ax=start[0], ay=start[1], xref="x", yref="y", axref="x", ayref="y", text="",

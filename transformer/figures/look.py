@@ -77,6 +77,10 @@ class Look:
         """A phrase of the table of words, with its gaps filled."""
         return WORDS[key][LANGUAGES.index(self.language)].format(**values)
 
+    def says(self, key: str) -> bool:
+        """True for a phrase of the table of words."""
+        return key in WORDS
+
     def token(self, number: int) -> str:
         """A token of the running example."""
         return TOKENS[number][LANGUAGES.index(self.language)]
@@ -122,7 +126,7 @@ def dressed(figure: go.Figure, look: Look, title: str, height: int, width: int |
     axis = dict(gridcolor=c.line, zerolinecolor=c.line, linecolor=c.line, tickcolor=c.line, automargin=True)
     figure.update_xaxes(**axis)
     figure.update_yaxes(**axis)
-    for bars in figure.select_traces(dict(type="bar"), lambda trace: trace.textposition == "outside"):
+    for bars in (trace for trace in figure.data if trace.type == "bar" and trace.textposition == "outside"):
         # Bars that say their number need no grid, which would cross it.
         side, axis_of = ("x", bars.xaxis) if bars.orientation == "h" else ("y", bars.yaxis)
         figure.layout[f"{side}axis{(axis_of or side)[1:]}"].showgrid = False

@@ -14,7 +14,8 @@ def stale_cache(
     """The keys and values of each layer and token that change with one token; the slider picks it."""
     look = Look(language, theme)
     tokens = [look.token(number) for number in PROMPT]
-    steps = {f"{i} {token}": _changed(data.stale(i, causal, window), tokens, i, look) for i, token in enumerate(tokens)}
+    stale = data.stale(causal, window)
+    steps = {f"{i} {token}": _changed(stale[i], tokens, i, look) for i, token in enumerate(tokens)}
     return stepped(steps, look("changed token"), look, 3)
 
 

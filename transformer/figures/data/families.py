@@ -84,7 +84,9 @@ def parts(reference: str | spec.Model) -> tuple[Part, ...]:
     branches += [("cross", "attention", _cross(model))] if block.cross else []
     branches += [("ffn", "ffn", (("FFN", {}), *told["ffn"]))]
     for slot, role, facts in branches:
-        norms = {place: Part(f"{slot} norm {place}", "norm", _norm(block.norm, place)) for place in NORMS[block.placement]}
+        norms = {
+            place: Part(f"{slot} norm {place}", "norm", _norm(block.norm, place)) for place in NORMS[block.placement]
+        }
         found += [norms["in"]] if "in" in norms else []
         found += [Part(slot, role, facts)]
         found += [norms["out"]] if "out" in norms else []

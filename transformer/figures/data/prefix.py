@@ -19,18 +19,13 @@ LAYERS = 4
 
 
 @functools.cache
-def stale(at: int, causal: bool = True, window: int | None = None) -> np.ndarray:
-    """[L, T]: whether a layer's key or value of a token changes with token `at` of `journey.PROMPT`.
+def stale(causal: bool = True, window: int | None = None) -> np.ndarray:
+    """[T, L, T]: by the place of a token that changes, whether a layer's key or value of each token changes with it.
 
-    Layers at their initial weights read a text and the same text with another token in that place; what differs by a
-    bit must not be reused.
-
-    Raises:
-      ValueError: no such place.
+    Layers at their initial weights read a text as long as `journey.PROMPT`, and beside it the same text with another
+    token in each place; what differs by a bit must not be reused.
     """
-    if not 0 <= at < len(PROMPT):
-        raise ValueError(f"at={at}: use 0 to {len(PROMPT) - 1}")
-    model = families.build_spec(CONFIG | dict(num_layers=LAYERS))
+    model, count = families.build_spec(CONFIG | dict(num_layers=LAYERS)), len(PROMPT)
     mask = spec.Mask(causal=causal, window=window)
 
     def masked(block: spec.Block) -> spec.Block:
@@ -38,11 +33,15 @@ def stale(at: int, causal: bool = True, window: int | None = None) -> np.ndarray
 
     stack = model.decoder.map(masked)
     layers = Stack(stack, Compute(attention="reference"))
-    embeddings, other = np.random.default_rng(0).standard_normal((2, len(PROMPT), model.d_model)).astype(np.float32)
-    texts = np.stack([embeddings, embeddings])
-    texts[1, at] = other[at]
-    context = make_context(model.ropes, jnp.arange(len(PROMPT))[None])
-    params = nn.meta.unbox(layers.init(jax.random.key(0), texts, context, None))
-    _, seen = layers.apply(params, texts, context, None, mutable="intermediates")
-    points = [layer["attention"] for layer in captured.layers(stack, jax.device_get(seen["intermediates"]))]
-    return np.array([[(layer[x][0] != layer[x][1]).any(axis=(-2, -1)) for x in "kv"] for layer in points]).any(axis=1)
+    embeddings, others = np.random.default_rng(0).standard_normal((2, count, model.d_model)).astype(np.float32)
+    texts = np.repeat(embeddings[None], 1 + count, axis=0)
+    texts[1 + np.arange(count), np.arange(count)] = others
+    context = make_context(model.ropes, jnp.arange(count)[None])
+
+    def run(texts):
+        params = nn.meta.unbox(layers.init(jax.random.key(0), texts, context, None))
+        return layers.apply(params, texts, context, None, mutable="intermediates")[1]["intermediates"]
+
+    points = [layer["attention"] for layer in captured.layers(stack, jax.device_get(jax.jit(run)(texts)))]
+    changed = [[(layer[x][1:] != layer[x][:1]).any(axis=(-2, -1)) for x in "kv"] for layer in points]
+    return np.array(changed).any(axis=1).swapaxes(0, 1)

@@ -25,7 +25,8 @@ WORDS = {
     "stale note": (
         "“{token}” becomes another token: {count} of {all} entries (a key and a value of a token in a layer) come out "
         "different and must be computed anew; compared bit by bit, before and after, in layers at initial weights",
-        "把“{token}”换成别的 token：{all} 个条目（一层中一个 token 的 key 和 value）里有 {count} 个变了，必须重算；用初始"
+        "把“{token}”换成别的 token：{all} 个条目（一层中一个 token 的 key 和 value）里有 {count} 个变了，必须重算；用"
+        "初始"
         "权重的各层前后逐位比较得出",
     ),
     "changed token": ("token that changes", "被改的 token"),
@@ -55,7 +56,8 @@ WORDS = {
         "一段 {length:,} token 文本的 KV cache，{dtype}",
     ),
     "published note": (
-        "at most of as many tokens as its context has, then said beside it; a layer with a window keeps that window only",
+        "at most of as many tokens as its context has, then said beside it; a layer with a window keeps that window "
+        "only",
         "不超过模型的上下文长度，更短时写在旁边；窗口层只保留窗口内的部分",
     ),
     "short text": ("its context of {length:,}", "上下文只有 {length:,}"),
@@ -71,8 +73,8 @@ WORDS = {
     "latent vector": ("<b>latent</b> · {latent}", "<b>latent</b> · {latent}"),
     "latent rope key": ("<b>rotary key</b> · {rope}", "<b>RoPE key</b> · {rope}"),
     "latent kept": ("cached: {kept}", "缓存：{kept}"),
-    "latent keys": ("keys<br>{heads} heads × ({key} + {rope})", "key<br>{heads} 个 head ×（{key} + {rope}）"),
-    "latent values": ("values<br>{heads} heads × {value}", "value<br>{heads} 个 head × {value}"),
+    "latent keys": ("keys<br>{heads} heads × ({k} + {rope})", "key<br>{heads} 个 head ×（{k} + {rope}）"),
+    "latent values": ("values<br>{heads} heads × {v}", "value<br>{heads} 个 head × {v}"),
     "latent made": ("made again, each head its own", "重新算出，每个 head 各不相同"),
     "latent down": ("down", "降维"),
     "latent up": ("up, a matrix a head", "升维，每个 head 一个矩阵"),
@@ -121,7 +123,10 @@ WORDS = {
     "window": ("window {window:,}", "窗口 {window:,}"),
     "windows": ("{local} with window {window:,} : 1 full", "{local} 层窗口 {window:,} : 1 层全局"),
     "cross": ("cross-attention", "cross-attention"),
-    "of the encoder": ("keys, values: the encoder, {layers} layers, not drawn", "K/V 来自 encoder（{layers} 层，未画出）"),
+    "of the encoder": (
+        "keys, values: the encoder, {layers} layers, not drawn",
+        "K/V 来自 encoder（{layers} 层，未画出）",
+    ),
     "FFN": ("FFN", "FFN"),
     "norm in": ("{name} · before the branch (pre)", "{name} · 分支之前（pre）"),
     "norm out": ("{name} · after the branch", "{name} · 分支之后"),
