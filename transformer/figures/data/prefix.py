@@ -22,7 +22,7 @@ LAYERS = 4
 def stale(causal: bool = True, window: int | None = None) -> np.ndarray:
     """[T, L, T]: by the place of a token that changes, whether a layer's key or value of each token changes with it.
 
-    Layers at their initial weights read a text as long as `journey.PROMPT`, and beside it the same text with another
+    Layers of random weights read a text as long as `journey.PROMPT`, and beside it the same text with another
     token in each place; what differs by a bit must not be reused.
     """
     model, count = families.build_spec(CONFIG | dict(num_layers=LAYERS)), len(PROMPT)
@@ -33,15 +33,15 @@ def stale(causal: bool = True, window: int | None = None) -> np.ndarray:
 
     stack = model.decoder.map(masked)
     layers = Stack(stack, Compute(attention="reference"))
-    embeddings, others = np.random.default_rng(0).standard_normal((2, count, model.d_model)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    embeddings, others = rng.standard_normal((2, count, model.d_model)).astype(np.float32)
     texts = np.repeat(embeddings[None], 1 + count, axis=0)
     texts[1 + np.arange(count), np.arange(count)] = others
     context = make_context(model.ropes, jnp.arange(count)[None])
 
-    def run(texts):
-        params = nn.meta.unbox(layers.init(jax.random.key(0), texts, context, None))
-        return layers.apply(params, texts, context, None, mutable="intermediates")[1]["intermediates"]
-
-    points = [layer["attention"] for layer in captured.layers(stack, jax.device_get(jax.jit(run)(texts)))]
+    shapes = nn.meta.unbox(jax.eval_shape(lambda key: layers.init(key, texts, context, None), jax.random.key(0)))
+    params = jax.tree.map(lambda a: (rng.standard_normal(a.shape) / model.d_model**0.5).astype(np.float32), shapes)
+    seen = jax.jit(lambda x: layers.apply(params, x, context, None, mutable="intermediates")[1])(texts)
+    points = [layer["attention"] for layer in captured.layers(stack, jax.device_get(seen["intermediates"]))]
     changed = [[(layer[x][1:] != layer[x][:1]).any(axis=(-2, -1)) for x in "kv"] for layer in points]
     return np.array(changed).any(axis=1).swapaxes(0, 1)

@@ -82,9 +82,8 @@ WORDS = {
         "GFLOP; a causal mask lets them skip tiles too: {ratio:.1f} times fewer, {skipped:.3g} GFLOP. Head dim {dim}, "
         "tiles of {block}, bfloat16",
         "HBM 与芯片内部存储之间的读写。标准：完整写出并读回分数 S = q·k 和权重 P = softmax(S)。{length:,} token 时，"
-        "同样 "
-        "{flops:.3g} GFLOP，分块的读写量是 1/{like:.1f}；causal mask 下还能跳过分块：1/{ratio:.1f}，{skipped:.3g} "
-        "GFLOP。head 维度 {dim}，分块 {block}，bfloat16",
+        "同样 {flops:.3g} GFLOP，分块的读写量是 1/{like:.1f}；causal mask 下还能跳过分块：1/{ratio:.1f}，"
+        "{skipped:.3g} GFLOP。head 维度 {dim}，分块 {block}，bfloat16",
     ),
     "traffic over": ("over the length, both axes log", "随长度变化（双对数轴）"),
     "traffic parts": ("of {length:,} tokens: which arrays", "{length:,} token：各是哪些数组"),
@@ -146,8 +145,7 @@ WORDS = {
     "router": ("Mixture of experts: who is picked", "MoE：每个 token 选中哪些 expert"),
     "router note": (
         "routers at their initial weights, random tokens; a square is an expert; the stronger its colour, the more "
-        "weight; "
-        "below: how many of {count} tokens each gets",
+        "weight; below: how many of {count} tokens each gets",
         "初始权重的 router，随机 token；每格一个 expert，颜色越鲜明权重越大；下方：{count} 个 token 中各分到多少",
     ),
     "and shared": (" + 1 shared", " + 1 个共享"),

@@ -24,10 +24,9 @@ WORDS = {
     "stale": ("Change one token: which cached keys and values die?", "改一个 token：哪些缓存的 K/V 作废？"),
     "stale note": (
         "“{token}” becomes another token: {count} of {all} entries (a key and a value of a token in a layer) come out "
-        "different and must be computed anew; compared bit by bit, before and after, in layers at initial weights",
+        "different and must be computed anew; compared bit by bit, before and after, in layers of random weights",
         "把“{token}”换成别的 token：{all} 个条目（一层中一个 token 的 key 和 value）里有 {count} 个变了，必须重算；用"
-        "初始"
-        "权重的各层前后逐位比较得出",
+        "随机权重的各层前后逐位比较得出",
     ),
     "changed token": ("token that changes", "被改的 token"),
     "reusable": ("still valid", "仍然有效"),

@@ -8,8 +8,7 @@ WORDS = {
         "and of attention blue is queries and attention, orange keys and FFN, green values and embedding; other "
         "figures say what their colours mean.",
         "页面上的数字都由本项目自己的代码在生成页面时算出。在 block 和 attention 的图里，蓝色是 query 和 attention，"
-        "橙色是 "
-        "key 和 FFN，绿色是 value 和 embedding；其他图各自注明颜色的含义。",
+        "橙色是 key 和 FFN，绿色是 value 和 embedding；其他图各自注明颜色的含义。",
     ),
     "section journey": ("One token's journey", "一个 token 的旅程"),
     "about journey": (
@@ -30,13 +29,11 @@ WORDS = {
     "about decoding": ("Work of each step, by the formula and as compiled.", "每一步的工作量：公式与编译后的程序。"),
     "section caches": ("MHA, GQA, MQA, MLA", "MHA、GQA、MQA、MLA"),
     "about caches": (
-        "What is kept of a text. MQA keeps least, but all its heads read the same keys and values; MLA keeps a little "
-        "more, and each head still has keys and values of its own, made of the latent. In the experiments of "
-        "DeepSeek-V2 "
-        "(arXiv:2405.04434) MQA and GQA were worse than MHA, and MLA was better.",
+        "What is kept of a text. MQA keeps least, but all its heads read the same keys and values; MLA keeps a "
+        "little more, and each head still has keys and values of its own, made of the latent. In the experiments of "
+        "DeepSeek-V2 (arXiv:2405.04434) MQA and GQA were worse than MHA, and MLA was better.",
         "一段文本要缓存多少。MQA 缓存最少，但所有 head 读同样的 K/V；MLA 略多一点，每个 head 仍有自己的 K/V，由 "
-        "latent 算"
-        "出。DeepSeek-V2 的实验（arXiv:2405.04434）中，MQA 和 GQA 不如 MHA，MLA 更好。",
+        "latent 算出。DeepSeek-V2 的实验（arXiv:2405.04434）中，MQA 和 GQA 不如 MHA，MLA 更好。",
     ),
     "section windows": ("Windows and sinks", "窗口与 sink"),
     "about windows": ("A window further each layer; sinks stay.", "每多一层多一个窗口；sink 始终保留。"),

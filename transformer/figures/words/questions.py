@@ -33,16 +33,14 @@ WORDS = {
         "Keys and values of a token depend on the weights, on the tokens before it and on its position, and under a "
         "causal mask on nothing later. So they can be reused as long as the weights, the prefix and the handling of "
         "positions stay as they were, and nothing is random (no dropout). [Change one token](#attention-1): its own "
-        "entry dies "
-        "in every layer, and behind the first layer those of all tokens after it; those before stay. [It saves "
-        "work](#decoding-0): {cached} "
-        "instead of {without} keys, values and scores over 16 steps. But a step that computes so little still reads "
-        "all weights and the whole cache: for [one text of 8,192 tokens](#decoding-2) reading takes {read} ms, the "
-        "products {multiply} ms. More texts at once share the weights that are read, though not each other's caches.",
+        "entry dies in every layer, and behind the first layer those of all tokens after it; those before stay. [It "
+        "saves work](#decoding-0): {cached} instead of {without} keys, values and scores over 16 steps. But a step "
+        "that computes so little still reads all weights and the whole cache: for [one text of 8,192 "
+        "tokens](#decoding-2) reading takes {read} ms, the products {multiply} ms. More texts at once share the "
+        "weights that are read, though not each other's caches.",
         "一个 token 的 K/V 由权重、它之前的 token 和它的位置决定；causal mask 下与后面的 token 无关。所以只要权重、前"
         "缀和位置处理都不变，且没有随机性（关闭 dropout），就可以复用。[改一个 token](#attention-1)：它自己在每层的条"
-        "目都作废，第一层之后，它后面"
-        "所有 token 的条目也作废；前面的不变。[计算量省下很多](#decoding-0)：16 步共 "
+        "目都作废，第一层之后，它后面所有 token 的条目也作废；前面的不变。[计算量省下很多](#decoding-0)：16 步共 "
         "{cached} 个 key、value 和分数，而不是 {without} 个。但这一步虽然算得少，仍要把全部权重和整个 cache 读一遍：["
         "一段 8,192 token 的文本](#decoding-2)，读取要 {read} ms，矩阵乘法只要 {multiply} ms。多段文本一起解码可以分"
         "摊权重的读取，但各自的 cache 仍要各读各的。",
@@ -55,17 +53,14 @@ WORDS = {
         "Of each token and layer GQA keeps a key and a value of each group of query heads, MQA one key and one value "
         "for all of them, MLA one latent vector and one rotary key: [{gqa}, {mqa} and {mla} numbers](#caches-0), "
         "where MHA would keep {mha}. Set “query heads” to 256 there: only MHA grows. GQA and MQA stay because their "
-        "query "
-        "heads share a fixed number of keys and values. MLA stays for another reason: [all heads' own keys and values "
-        "are made from one latent](#caches-1) by matrices that are weights, not cache; of DeepSeek's {heads} heads "
-        "{made} numbers, out of {kept} that are kept.",
+        "query heads share a fixed number of keys and values. MLA stays for another reason: [all heads' own keys and "
+        "values are made from one latent](#caches-1) by matrices that are weights, not cache; of DeepSeek's {heads} "
+        "heads {made} numbers, out of {kept} that are kept.",
         "每层每个 token：GQA 缓存每组 query head 的一个 key 和一个 value；MQA 所有 head 共用一个 key 和一个 value；"
         "MLA 缓存一个 latent 向量加一个 RoPE key。[分别是 {gqa}、{mqa}、{mla} 个数值](#caches-0)，MHA 则要 {mha} 个。"
         "把图中的“query head 数”调到 256：只有 MHA 变大。GQA 和 MQA 不变，是因为 query head 共用固定数量的 K/V。MLA "
-        "不变另有"
-        "原因：[每个 head 自己的 K/V 都由同一个 latent](#caches-1) 乘矩阵得到，那些矩阵是权重，不在 cache 里；"
-        "DeepSeek 的 "
-        "{heads} 个 head 共 {made} 个数值，由缓存的 {kept} 个算出。",
+        "不变另有原因：[每个 head 自己的 K/V 都由同一个 latent](#caches-1) 乘矩阵得到，那些矩阵是权重，不在 cache 里"
+        "；DeepSeek 的 {heads} 个 head 共 {made} 个数值，由缓存的 {kept} 个算出。",
     ),
     "question 4": (
         "A layer with a sliding window sees only w tokens. How does information travel further?",

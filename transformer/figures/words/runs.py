@@ -24,10 +24,8 @@ WORDS = {
         "bytes). remat {remat}: what the backward pass computes again instead of keeping it. Dotted: what TPU chips "
         "have; bars that no chip has room for are cut",
         "全部设备共 {rows} 行 × {length:,} token，分析得到的峰值时刻。训练用 bfloat16 计算，参数保持 float32（{bytes}"
-        " 字节 "
-        "× {count:.2f}B）；解码时参数为 bfloat16（2 字节）。remat {remat}：反向时重算哪些而不保存。虚线为各 TPU 芯片"
-        "的容"
-        "量；任何芯片都放不下的柱子被截断",
+        " 字节 × {count:.2f}B）；解码时参数为 bfloat16（2 字节）。remat {remat}：反向时重算哪些而不保存。虚线为各 "
+        "TPU 芯片的容量；任何芯片都放不下的柱子被截断",
     ),
     "in training": ("in training", "训练时"),
     "in decoding": ("in decoding", "解码时"),
