@@ -57,7 +57,7 @@ def test_a_latent_is_what_its_layer_keeps_and_makes():
     _, seen = nn.meta.unbox(jax.eval_shape(lambda key: run(key, x, context, None), jax.random.key(0)))
     assert sum(seen["params"][up].size for up in ("key_up", "value_up")) == one.weights
     assert sum(seen["intermediates"][made].size for made in "kv") == 2 * one.made, "of two tokens"
-    assert one.kept == sum(caches.cache_numbers(model.spec, 8).per_token) // model.spec.decoder.num_layers
+    assert one.kept == sum(caches.cache_numbers(model, 8).per_token) // model.decoder.num_layers
     with pytest.raises(ValueError, match=r"llama3:8b.*keeps no latent"):
         caches.latent("llama3:8b")
 
