@@ -152,7 +152,7 @@ def _cache_sizes(step, preset, **shape):
 
 def _latent_cache(step):
     one = caches.latent("deepseek_v3:671b", HEADS[step])
-    return [f"cached: {one.kept}", f"{one.made:,}", f"{one.heads} heads × ({one.key} + {one.rope})"]
+    return [f"cached: {one.kept}", f"{one.made:,}", f"{one.heads} heads ×", f"({one.key} + {one.rope})"]
 
 
 def _published_caches(_, dtype):

@@ -144,7 +144,7 @@ class Drawing:
                 text = f"<b>{' '.join(numbered[slot])}</b>"
                 self.note(WIDTH - 0.15, y + height / 2, text, xanchor="right", font=dict(size=19, color=red))
             elif part.role != "add" and (slot not in others or others[slot].facts != part.facts):
-                self.note(WIDTH - 0.3, y + height / 2, "●", font=dict(size=9, color=red))
+                self.note(WIDTH - 0.3, y + height / 2, "●", font=dict(size=14, color=red))
 
     def seen(self, aspect: str) -> str:
         """The slot in which an aspect is said first."""

@@ -128,8 +128,8 @@ def dressed(figure: go.Figure, look: Look, title: str, height: int, width: int |
     figure.update_yaxes(**axis)
     for bars in (trace for trace in figure.data if trace.type == "bar" and trace.textposition == "outside"):
         # Bars that say their number need no grid, which would cross it.
-        side, axis_of = ("x", bars.xaxis) if bars.orientation == "h" else ("y", bars.yaxis)
-        figure.layout[f"{side}axis{(axis_of or side)[1:]}"].showgrid = False
+        for side, its in (("x", bars.xaxis), ("y", bars.yaxis)):
+            figure.layout[f"{side}axis{(its or side)[1:]}"].showgrid = False
     figure.update_layout(
         title=dict(text=title, x=0.01, xanchor="left", font=dict(size=18)),
         font=dict(family=FONT, size=13, color=c.ink),

@@ -148,7 +148,7 @@ function stacked(layout) {
     top -= above(row);
     const high = [(top - tall(row)) / whole, top / whole];
     row.forEach((one, i) => {
-      one.x.domain = row[0].bare ? [i * 0.52, i * 0.52 + 0.48] : [0, 1];
+      one.x.domain = row[0].bare && !diagrams ? [i * 0.52, i * 0.52 + 0.48] : [0, 1];
       one.y.domain = high;
       if (one.title) Object.assign(one.title, {x: (one.x.domain[0] + one.x.domain[1]) / 2, y: high[1]});
     });
