@@ -141,7 +141,7 @@ function stacked(layout) {
   const tall = row => diagrams ? room : Math.max(...row.map(one => one.bare
     ? 150 : Math.min(320, Math.max(190, room * (one.high[1] - one.high[0])))));
   const above = row => 12 + 19 * Math.max(0, ...row.map(one => one.lines));
-  const below = row => (row[0].bare ? 6 : row[0].x.title?.text ? 62 : 34);
+  const below = row => (row[0].bare ? 6 : row[0].x.title?.text ? 70 : 34);
   const whole = rows.reduce((sum, row) => sum + above(row) + tall(row) + below(row), 0);
   let top = whole;
   for (const row of rows) {

@@ -57,7 +57,7 @@ def hbm_plan(
                 x=name, y=y, text=text.replace(" ", "<br>", 1), showarrow=False, bgcolor=look.colors.paper,
                 yanchor="bottom", borderpad=1, font=dict(size=10, color=look.colors.ink), **place,
             )  # fmt: skip
-        figure.update_xaxes(range=[-0.5, len(names) + 0.4], **place)
+        figure.update_xaxes(range=[-0.5, len(names) + 0.4], showgrid=False, **place)
         figure.update_yaxes(title_text=look("GiB of a device"), range=[0, top * 1.12], showgrid=False, **place)
     note = dict(rows=rows, length=length, remat=remat, bytes=data.PARAMETER_BYTES, count=data.count(reference) / 1e9)
     title = f"{look('hbm plan', model=reference)}<br><sup>{look('hbm note', **note)}</sup>"

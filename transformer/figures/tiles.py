@@ -155,3 +155,4 @@ def _arrays(figure: go.Figure, run: data.Traffic, look: Look) -> None:
         textfont_size=12, showlegend=False, hoverinfo="skip", cliponaxis=False, **place,
     )  # fmt: skip
     figure.update_yaxes(title_text="MiB", range=[0, max(totals) / 2**20 * 1.15], showgrid=False, **place)
+    figure.update_xaxes(showgrid=False, **place)
