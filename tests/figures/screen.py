@@ -14,15 +14,18 @@ from transformer.figures.data import (
     journey,
     placement,
     plan,
+    prefix,
     published,
     rope,
     tiles,
     windows,
 )
 from transformer.figures.experts import SIZES
+from transformer.figures.families import NUMBERS
+from transformer.figures.latent import HEADS
 from transformer.figures.look import Look
 from transformer.figures.plan import MESHES
-from transformer.figures.sizes import binary
+from transformer.figures.sizes import binary, gib
 from transformer.spec import Mask
 
 LOOK = Look()
@@ -95,10 +98,15 @@ def _softmax_steps(_):
 
 
 def _block_diagrams(_, one, other):
-    layers = [f"× {published.model(name).trunk.num_layers}" for name in (one, other)]
-    return layers + [
-        LOOK(key, **values) for name in (one, other) for key, values in families.aspects(name)["attention"][:1]
+    marked = [
+        number for number, what in zip(NUMBERS, families.CHANGES, strict=True) if what in families.changes(one, other)
     ]
+    layers = [f"× {published.model(name).trunk.num_layers}" for name in (one, other)]
+    return (
+        layers
+        + [f"{number} " for number in marked]
+        + [LOOK(key, **values) for name in (one, other) for key, values in families.aspects(name)["attention"][:1]]
+    )
 
 
 def _family_table(_):
@@ -108,7 +116,13 @@ def _family_table(_):
 def _attention_steps(row, causal=True):
     found = toy(causal)
     who = LOOK("weights of", token=LOOK.token(attention.TOY_TOKENS[row]))
-    return [who] + [f"{w:.2f}" for w in found.weights[row]] + [f"{abs(x):.3g}" for x in found.output[row].round(3)]
+    said = [who, LOOK("masked" if causal else "not masked").split(":")[0], "= 1/√4"]
+    return said + [f"{w:.2f}" for w in found.weights[row]] + [f"{abs(x):.3g}" for x in found.output[row].round(3)]
+
+
+def _stale_cache(at, **asked):
+    dead = prefix.stale(**asked)[at]
+    return [f"{int(dead.sum())} of {dead.size} entries"]
 
 
 def _decoding_work(step):
@@ -123,21 +137,35 @@ def _decoding_flops(_):
 
 def _decoding_limits(step):
     found = decoding.limits("llama3:8b", LENGTHS[step])
-    return [f"{s * 1e3:.3g}" for s in found.memory + found.compute] + [binary(found.weights[0])]
+    rates = [f"{found.peak / 1e12:,.0f} TFLOP/s", f"{found.bandwidth / 1e9:,.0f} GB/s"]
+    rates += ["beyond the 8,192"] if LENGTHS[step] > 8192 else []
+    return [f"{s * 1e3:.2g}" for s in found.memory + found.compute] + [binary(found.weights[0]), *rates]
 
 
 def _cache_sizes(step, preset, **shape):
     held = caches.schemes(dataclasses.replace(caches.Shape.of(preset), **shape), LENGTHS[step], "bfloat16")
-    return [binary(s.bytes) for s in held] + [f"{s.numbers // s.layers:,}" for s in held]
+    context = published.model(preset).max_length
+    said = [f"beyond the {context:,}"] if LENGTHS[step] > context else []
+    said += ["as published"] if not shape else []
+    return said + ["if it used it"] + [binary(s.bytes) for s in held] + [f"{s.numbers // s.layers:,}" for s in held]
+
+
+def _latent_cache(step):
+    one = caches.latent("deepseek_v3:671b", HEADS[step])
+    return [f"cached: {one.kept}", f"{one.made:,}", f"{one.heads} heads ×", f"({one.key} + {one.rope})"]
 
 
 def _published_caches(_, dtype):
-    return [binary(caches.size(n, published.model(n), 32768, dtype).bytes) for n in published.LESSON]
+    sizes = [caches.size(n, published.model(n), 32768, dtype) for n in published.LESSON]
+    short = [f"{s.length:,}" for s in sizes if s.length < 32768]
+    return [binary(s.bytes) for s in sizes] + short + ["window 4,096", "5 with window 1,024"]
 
 
 def _receptive_field(step, sinks=0, **asked):
     reached = influence(asked["windows"], 24, sinks)
-    return [LOOK("reach measured", count=int(reached[step, -1].sum()))]
+    far = windows.reach(asked["windows"][: step + 1], sinks)
+    assert far is None or int(reached[step, -1].sum()) == far
+    return [LOOK("reach measured", count=int(reached[step, -1].sum())), LOOK("reach all") if far is None else f"{far}"]
 
 
 def _layer_patterns(_):
@@ -180,7 +208,7 @@ def _router_grid(_):
 
 def _expert_parameters(step):
     found = experts.sizes("mixtral:8x7b", (8, 16, 32, 64, 128), (1, 2, 4, 8)[step])
-    return [f"{n / 1e9:.1f}B" for both in found.values() for n in both]
+    return [f"{n / 1e9:.1f}" for both in found.values() for n in both]
 
 
 def _expert_load(_):
@@ -199,18 +227,19 @@ def _attention_tiles(_, mask=CAUSAL, segments=None):
 def _online_softmax(step):
     q, k, v = np.random.default_rng(29).standard_normal((3, 16, 4))
     run = tiles.online(CAUSAL, q, k, v, 0.5, 15, 4)
-    return [f"m = {run.top[step]:.3f}", f"l = {run.total[step]:.3f}", f"= {run.fade[step]:.3f}"]
+    faded = f"= {run.fade[step]:.3f}" if step else LOOK("first tile")
+    return [f"m = {run.top[step]:.3f}", f"= {run.total[step]:.3f}", faded, f"{run.error[step]:.2g}"]
 
 
 def _memory_traffic(_):
     moved = tiles.traffic(CAUSAL, 16384, 128, 512)
-    return [binary(sum(way.values())) for way in (moved.standard, moved.tiled)]
+    return [binary(sum(way.values())) for way in (moved.standard, moved.unskipped, moved.tiled)]
 
 
 def _sharding(_, what, **mesh):
     found = placement.place("llama3:8b", what, **mesh)
     each = 2 * np.prod([stop - start for start, stop in found.parts[0]])
-    return [f"{binary(each)} a device, {found.copies} copies"]
+    return [f"{binary(each)} a device; copies of each part: {found.copies}"]
 
 
 def _step_traffic(_, reference="llama3:tiny", **mesh):
@@ -226,4 +255,4 @@ def _mesh_traffic(_, reference):
 def _hbm_plan(_, reference):
     held = [plan.training(reference, 64, 4096, **mesh) for mesh in MESHES]
     held += [plan.decoding(reference, 64, 4096, **mesh) for mesh in MESHES]
-    return [binary(sum(one.values())) for one in held]
+    return [gib(sum(one.values())).removesuffix(" GiB") for one in held] + ["float32 (4 bytes"]

@@ -1,10 +1,17 @@
 """Caches of the calculator and of published models: theory, allocation, and the slots of rings."""
 
+import functools
+
+import flax.linen as nn
+import jax
 import numpy as np
 import pytest
 
 from transformer import spec
 from transformer.figures.data import caches, published
+from transformer.nn.context import make_context
+from transformer.nn.latent_attention import LatentAttention
+from transformer.settings import Compute
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
@@ -34,8 +41,31 @@ def test_presets_are_what_is_published():
         caches.Shape.of("bert:base")
 
 
-def test_a_learned_table_ends_the_text():
-    assert caches.size("gpt2", published.model("gpt2:xl"), 32768, "bfloat16").length == 1024
+def test_a_text_ends_where_the_context_does():
+    lengths = {"gpt2:xl": 1024, "vaswani:base": 512, "llama3:8b": 8192, "mistral:7b-v0.1": 32768, "gemma3:27b": 32768}
+    for name, length in lengths.items():
+        assert caches.size(name, published.model(name), 32768, "bfloat16").length == length
+
+
+def test_a_latent_is_what_its_layer_keeps_and_makes():
+    """Against the parameters of a layer, the keys and values that it makes, and what the calculator counts."""
+    model, one = published.model("deepseek_v3:tiny"), caches.latent("deepseek_v3:tiny")
+    mixer = model.layers[-1].mixer
+    layer = LatentAttention(mixer, Compute(attention="reference"), gain=1.0)
+    x, context = np.zeros((1, 2, one.width), np.float32), make_context((mixer.rope,), np.arange(2)[None])
+    run = functools.partial(layer.init_with_output, mutable=["params", "intermediates"])
+    _, seen = nn.meta.unbox(jax.eval_shape(lambda key: run(key, x, context, None), jax.random.key(0)))
+    assert sum(seen["params"][up].size for up in ("key_up", "value_up")) == one.weights
+    assert sum(seen["intermediates"][made].size for made in "kv") == 2 * one.made, "of two tokens"
+    assert one.kept == sum(caches.cache_numbers(model, 8).per_token) // model.decoder.num_layers
+    with pytest.raises(ValueError, match=r"llama3:8b.*keeps no latent"):
+        caches.latent("llama3:8b")
+
+
+def test_heads_make_more_of_the_same_latent():
+    few, many = (caches.latent("deepseek_v3:671b", heads) for heads in (16, 256))
+    assert few.kept == many.kept == 576
+    assert (many.made, many.weights) == (16 * few.made, 16 * few.weights)
 
 
 @pytest.mark.parametrize("sinks", [0, 2])

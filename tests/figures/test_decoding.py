@@ -40,5 +40,7 @@ def test_limits_are_of_what_a_step_adds():
     rates = [(w + c) / t for w, c, t in zip(found.weights, found.cache, found.memory, strict=True)]
     assert rates == pytest.approx([2765e9] * 2, rel=0.01)
     assert [f / t for f, t in zip(found.flops, found.compute, strict=True)] == pytest.approx([459e12] * 2)
+    assert (found.peak, found.bandwidth) == (pytest.approx(459e12), pytest.approx(2765e9, rel=0.01))
+    assert found.context == 8192
     with pytest.raises(ValueError, match="chip='abacus'"):
         decoding.limits(chip="abacus")

@@ -14,7 +14,7 @@ from tests import common
 from transformer import figures
 from transformer.figures.data import experts, journey
 from transformer.figures.look import PALETTES, Look
-from transformer.figures.words import TOKENS, WORDS
+from transformer.figures.words import TOKENS, WORDS, mechanisms, models, page, questions, runs
 
 
 @functools.cache
@@ -84,6 +84,7 @@ def test_words_have_the_same_gaps_in_both_languages():
     def gaps(text: str) -> set:
         return {field for _, field, _, _ in Formatter().parse(text) if field}
 
+    assert len(WORDS) == sum(len(part.WORDS) for part in (mechanisms, models, page, questions, runs)), "a key twice"
     for key, (english, chinese) in WORDS.items():
         assert english and chinese and gaps(english) == gaps(chinese), key
     for english, chinese in TOKENS.values():

@@ -32,6 +32,15 @@ def test_differences_are_the_lesson_s():
     assert "norm" not in data.differences("mistral:7b-v0.1", "llama3:8b")
 
 
+def test_changes_are_of_kind_not_of_size():
+    """Vaswani → Llama 3 changes all four; → GPT-2 keeps MHA, of other heads; Mistral → Mixtral has another FFN."""
+    assert data.changes("vaswani:base", "llama3:8b") == data.CHANGES
+    assert data.changes("vaswani:base", "gpt2:xl") == ("norm", "positions", "ffn")
+    assert "ffn" in data.changes("mistral:7b-v0.1", "mixtral:8x7b")
+    assert "norm" not in data.changes("mistral:7b-v0.1", "mixtral:8x7b")
+    assert data.changes("llama3:8b", "llama3:70b") == ()
+
+
 @pytest.mark.parametrize("family", families.names())
 def test_parts_run_in_the_order_of_the_block(family):
     model = published.model(f"{family}:tiny")

@@ -38,6 +38,7 @@ def test_a_split_model_is_a_part_of_it():
     whole, split = plan.training("llama3:8b", 64, 4096, data=8), plan.training("llama3:8b", 64, 4096, fsdp=8)
     assert whole["parameters"] == pytest.approx(4 * 8_030_261_248, rel=1e-3)
     assert split["parameters"] == pytest.approx(whole["parameters"] / 8, rel=1e-3)
+    assert whole["parameters"] == pytest.approx(plan.PARAMETER_BYTES * plan.count("llama3:8b"), rel=1e-3)
     assert split["activations"] == pytest.approx(whole["activations"], rel=0.05), "of as many tokens"
     without = plan.training("llama3:8b", 64, 4096, remat="none", fsdp=8)
     assert without["activations"] > 3 * split["activations"]

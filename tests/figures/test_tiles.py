@@ -52,9 +52,23 @@ def test_every_step_is_attention_over_the_keys_so_far(mask):
         np.testing.assert_allclose(run.output[step], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("row", [-1, 6])
+def test_the_last_step_is_the_ordinary_softmax(row):
+    """And none before it is, where keys are left."""
+    q, k, v = np.random.default_rng(2).standard_normal((3, 16, 4))
+    run = tiles.online(CAUSAL, q, k, v, 0.5, range(16)[row], 4)
+    scores = k[: range(16)[row] + 1] @ q[row] * 0.5
+    weights = np.exp(scores) / np.exp(scores).sum()
+    np.testing.assert_allclose(run.ordinary, weights @ v[: len(scores)], rtol=1e-5, atol=1e-6)
+    assert run.error[-1] < 1e-6 < 1e-2 < run.error[:-1].min()
+
+
 def test_tiles_move_fewer_bytes():
     moved = tiles.traffic(CAUSAL, 64, 16, 8, itemsize=2)
     assert moved.standard == {"q, k, v": 3 * 64 * 16 * 2, "S": 2 * 64 * 64 * 2, "P": 2 * 64 * 64 * 2, "o": 64 * 16 * 2}
+    assert moved.unskipped == {"q, k, v": 64 * 16 * 2 + 64 * 2 * 8 * 16 * 2, "S": 0, "P": 0, "o": 64 * 16 * 2}
+    whole = 2 * 2 * 64 * 64 * 16  # a product and a sum each of q·k and p·v
+    assert moved.flops == {"standard": whole, "unskipped": whole, "tiled": whole * 36 // 64}
     assert moved.tiled == {"q, k, v": 64 * 16 * 2 + 36 * 2 * 8 * 16 * 2, "S": 0, "P": 0, "o": 64 * 16 * 2}
 
 

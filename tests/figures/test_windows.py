@@ -25,6 +25,9 @@ def test_the_field_grows_by_window_minus_one_a_layer(pattern):
 def test_sinks_stay_in_sight():
     got = windows.influence((3, 3), 12, sinks=2)
     assert got[0, -1].nonzero()[0].tolist() == [0, 1, 9, 10, 11]
+    reached = [windows.reach((3,) * depth, sinks=2) for depth in (1, 2)]
+    assert [int(layer[-1].sum()) for layer in got] == reached == [5, 7], "what lies between stays out of reach"
+    assert windows.reach((3, None), sinks=2) is None
 
 
 def test_patterns_are_the_published_ones():

@@ -19,7 +19,7 @@ PANELS = (
 def attention_steps(
     steps: data.Steps | None = None,
     tokens: list[str] | None = None,
-    row: int = -1,
+    row: int = 0,
     causal: bool = True,
     language: str = "en",
     theme: str = "light",
@@ -43,7 +43,11 @@ def attention_steps(
 def _steps_of(steps: data.Steps, tokens: list[str], row: int, look: Look) -> go.Figure:
     key = "scaled" if steps.softcap is None else "capped"
     fill = {"scaled": dict(scale=steps.scale, cap=steps.softcap), "weights": {}}
-    titles = [look(key if name == "scaled" else name, **fill.get(name, {})) for name, *_ in PANELS]
+    hides = not np.isfinite(steps.masked).all()
+    said = {"scaled": key, "masked": "masked" if hides else "not masked"}
+    titles = [look(said.get(name, name), **fill.get(name, {})) for name, *_ in PANELS]
+    if np.isclose(steps.scale, steps.q.shape[1] ** -0.5):
+        titles[4] += look("root", dim=steps.q.shape[1])
     titles.append(look("weights of", token=tokens[row]))
     figure = make_subplots(3, 3, subplot_titles=titles, vertical_spacing=0.1, horizontal_spacing=0.08)
     count, digits = len(tokens), "%{z:.3~g}" if len(tokens) <= 12 and steps.q.shape[1] <= 12 else ""
@@ -56,7 +60,7 @@ def _steps_of(steps: data.Steps, tokens: list[str], row: int, look: Look) -> go.
         tint = look.signed if color is None else _signed(look, color)
         scale = scale or dict(colorscale=tint, zmin=-edge, zmax=edge)
         figure.add_heatmap(
-            z=np.round(finite, 3),
+            z=np.round(finite, 3) + 0.0,  # no -0
             x=list(range(len(columns))),
             y=list(range(count)),
             texttemplate="%{z:.2f}" if field == "weights" and digits else digits,
@@ -79,7 +83,7 @@ def _steps_of(steps: data.Steps, tokens: list[str], row: int, look: Look) -> go.
     )  # fmt: skip
     figure.update_xaxes(tickvals=list(range(count)), ticktext=tokens, row=3, col=3)
     figure.update_yaxes(range=[0, max(1.0, steps.weights.max()) * 1.12], row=3, col=3)
-    sight = look("causal" if not np.isfinite(steps.masked).all() else "both ways")
+    sight = look("causal" if hides else "both ways")
     return dressed(figure, look, f"{look('attention')} · {sight}", height=860)
 
 

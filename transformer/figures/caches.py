@@ -5,8 +5,10 @@ import dataclasses
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from transformer import spec
 from transformer.figures.data import caches as data
 from transformer.figures.data import published
+from transformer.figures.data.families import windows
 from transformer.figures.look import Look, dressed, stepped
 from transformer.figures.sizes import binary
 
@@ -38,21 +40,30 @@ def cache_sizes(
     if length not in LENGTHS:
         raise ValueError(f"length={length}: use one of {', '.join(map(str, LENGTHS))}")
     turned = dataclasses.replace(data.Shape.of(preset) if preset else data.Shape(), **shape)
+    model = published.model(preset) if preset else None
+    own = _kind(model.decoder.layers[-1].mixer) if model and not shape else None
+    told = [look("cache shape", dtype=dtype, **dataclasses.asdict(turned))]
+    told += [look("windows ignored")] if model and any(b.mixer.mask.window for b in model.decoder.layers) else []
     sizes = {n: data.schemes(turned, n, dtype) for n in LENGTHS}
-    figures = {f"{n:,}": _schemes(sizes, n, turned, dtype, look) for n in LENGTHS}
+    figures = {f"{n:,}": _schemes(sizes, n, own, model.max_length if model else None, told, look) for n in LENGTHS}
     return stepped(figures, look("tokens"), look, LENGTHS.index(length))
 
 
-def _schemes(sizes: dict[int, tuple], length: int, shape: data.Shape, dtype: str, look: Look) -> go.Figure:
+def _schemes(
+    sizes: dict[int, tuple], length: int, own: str | None, context: int | None, told: list[str], look: Look
+) -> go.Figure:
+    """One length; `own` is what the model of this shape uses, on `context` tokens at most."""
     titles = [look("cache of a text", length=length), look("cache over length")]
+    titles[1] += look("dashed context") if context else ""
     figure = make_subplots(1, 2, subplot_titles=titles, horizontal_spacing=0.12, column_widths=[0.55, 0.45])
     now = sizes[length]
     colors = [getattr(look.colors, SCHEME_COLORS[s.name]) for s in now]
     per_layer = [s.numbers // s.layers for s in now]
+    uses = [look("as published" if s.name == own else "what if") for s in now]
     figure.add_bar(
-        x=[f"{s.name}<br>{n:,}" for s, n in zip(now, per_layer, strict=True)],
+        x=[f"{s.name}<br>{n:,}<br>{use}" for s, n, use in zip(now, per_layer, uses, strict=True)],
         y=[s.bytes / 2**30 for s in now],
-        marker_color=colors,
+        marker=dict(color=colors, pattern_shape=["" if s.name == own else "/" for s in now]),
         text=[f"<b>{binary(s.bytes)}</b><br>{s.bytes / now[0].bytes:.1%}" for s in now],
         textposition="outside",
         cliponaxis=False,
@@ -74,8 +85,10 @@ def _schemes(sizes: dict[int, tuple], length: int, shape: data.Shape, dtype: str
     figure.update_xaxes(type="log", title_text=look("tokens"), **ticks, row=1, col=2)
     figure.update_yaxes(type="log", title_text="GiB", row=1, col=2, dtick=1)
     figure.add_vline(x=length, line=dict(color=look.colors.muted, dash="dot"), row=1, col=2)
-    s = dataclasses.asdict(shape)
-    title = f"{look('cache sizes')}<br><sup>{look('cache shape', dtype=dtype, **s)}</sup>"
+    if context:
+        figure.add_vline(x=context, line=dict(color=look.colors.red, dash="dash", width=1.5), row=1, col=2)
+    beyond = [f"<b>{look('beyond', context=context)}</b>"] if context and length > context else []
+    title = f"{look('cache sizes')}<br><sup>{' · '.join([*told, *beyond])}</sup>"
     return dressed(figure, look, title, height=500)
 
 
@@ -87,7 +100,7 @@ def published_caches(
     language: str = "en",
     theme: str = "light",
 ) -> go.Figure:
-    """What published decoders keep of a text of `length` tokens, windows and latents counted."""
+    """What published decoders keep of a text of `length` tokens, or as long as their context; windows counted."""
     look = Look(language, theme)
     models = {name: model for name in references if (model := published.model(name)).decoder is not None}
     sizes = [data.size(name, model, length, dtype) for name, model in models.items()][::-1]
@@ -98,22 +111,21 @@ def published_caches(
         y=[f"{s.name}  " for s in sizes],
         orientation="h",
         marker_color=[getattr(look.colors, SCHEME_COLORS[kinds[s.name]]) for s in sizes],
-        text=[
-            look(
-                "cache row" if s.length == length else "cache row short",
-                size=binary(s.bytes),
-                kind=kinds[s.name],
-                length=s.length,
-            )
-            for s in sizes
-        ],
+        text=[_row(s, models[s.name], length, look) for s in sizes],
         textposition="outside",
         cliponaxis=False,
         hovertemplate="%{y}: %{text}<extra></extra>",
     )
-    figure.update_xaxes(title_text="GiB", range=[0, max(s.bytes for s in sizes) / 2**30 * 1.4])
-    title = look("published caches", length=length, dtype=dtype)
+    figure.update_xaxes(title_text="GiB", range=[0, max(s.bytes for s in sizes) / 2**30 * 1.6])
+    title = f"{look('published caches', length=length, dtype=dtype)}<br><sup>{look('published note')}</sup>"
     return dressed(figure, look, title, height=140 + 42 * len(sizes))
+
+
+def _row(size: data.CacheSize, model: spec.Model, length: int, look: Look) -> str:
+    """What is said beside a bar: bytes, kind of attention, windows, and a context that is shorter than the text."""
+    told = [binary(size.bytes), _kind(model.decoder.layers[-1].mixer)]
+    told += [look(key, **values) for key, values in windows([b.mixer.mask.window for b in model.decoder.layers])]
+    return " · ".join(told + ([look("short text", length=size.length)] if size.length < length else []))
 
 
 def _kind(mixer) -> str:

@@ -37,8 +37,9 @@ def _until(runs: dict[str, data.Work], t: int, look: Look) -> go.Figure:
             text=[f"{n:,}" if step == t - 1 else "" for step, n in enumerate(run.total)], textposition="outside",
             cliponaxis=False, constraintext="none", textangle=0, textfont_size=12, row=1, col=2,
         )  # fmt: skip
-    figure.update_yaxes(range=[0, runs["without"].scores[-1] * 1.15], row=1, col=1)
-    figure.update_yaxes(range=[0, runs["without"].total[-1] * 1.15], row=1, col=2)
+    counted = dict(title_text=look("vectors and scores"))
+    figure.update_yaxes(range=[0, runs["without"].scores[-1] * 1.15], row=1, col=1, **counted)
+    figure.update_yaxes(range=[0, runs["without"].total[-1] * 1.15], row=1, col=2, **counted)
     figure.update_xaxes(title_text=look("tokens so far"), row=1, col=2)
     told = look("work formula")
     figure = dressed(figure, look, f"{look('decoding')}<br><sup>{told}</sup>", height=480)
@@ -83,12 +84,14 @@ def _limits(found: data.Limits, reference: str, length: int, chip: str, look: Lo
     for told, seconds, color in (("bytes take", found.memory, "green"), ("products take", found.compute, "blue")):
         figure.add_bar(
             x=names, y=[s * 1e3 for s in seconds], name=look(told), marker_color=getattr(look.colors, color),
-            text=[f"{s * 1e3:.3g}" for s in seconds], textangle=0, textfont_size=11,
+            text=[f"{s * 1e3:.2g}" for s in seconds], textangle=0, textfont_size=10,
             constraintext="none", textposition="outside", cliponaxis=False,
         )  # fmt: skip
     figure.update_xaxes(title_text=look("texts together"), type="category")
     figure.update_yaxes(title_text="ms", type="log", range=[-2, 3])
-    one = dict(flops=found.flops[0] / 1e9, bytes=binary(found.weights[0] + found.cache[0]))
+    beyond = f"; {look('beyond', context=found.context)}" if length > found.context else ""
+    rates = dict(peak=found.peak / 1e12, bandwidth=found.bandwidth / 1e9, beyond=beyond)
+    one = dict(rates, flops=found.flops[0] / 1e9, bytes=binary(found.weights[0] + found.cache[0]))
     note = look("limits note", model=reference, chip=chip, weights=binary(found.weights[0]), **one)
     title = f"{look('decoding limits', length=length)}<br><sup>{note}</sup>"
     return dressed(figure, look, title, height=480)

@@ -5,8 +5,9 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from transformer.figures.data import experts as data
-from transformer.figures.look import Look, dressed, stepped
+from transformer.figures.look import Look, box, dressed, stepped
 from transformer.nn.model import Transformer
+from transformer.settings import Compute
 
 SIZES = ("mixtral:8x7b", "qwen3_moe:235b-a22b", "deepseek_v3:671b")
 REMEDY_COLORS = {"none": "red", "auxiliary": "orange", "correction": "blue"}
@@ -31,7 +32,7 @@ def _grid(mixtures: dict, picks: dict, token: int, look: Look) -> go.Figure:
     c, titles = look.colors, []
     for name, one in mixtures.items():
         shared = look("and shared") if one.shared else ""
-        titles.append(f"{name}<br><sup>{look('experts', count=one.num_experts, top=one.top_k)}{shared}</sup>")
+        titles.append(f"{name}<br>{look('experts', count=one.num_experts, top=one.top_k)}{shared}")
     loads = [look("load of", count=LOADED)] * len(mixtures)
     figure = make_subplots(2, len(mixtures), subplot_titles=[*titles, *loads], row_heights=[0.68, 0.32])
     for column, (name, one) in enumerate(mixtures.items(), 1):
@@ -49,15 +50,37 @@ def _grid(mixtures: dict, picks: dict, token: int, look: Look) -> go.Figure:
         figure.update_yaxes(
             autorange="reversed", scaleanchor="x" if column == 1 else f"x{column}", constraintoward="top", **bare
         )
+        if one.shared:
+            _shared(figure, column, len(number), look)
         load = data.counts(index, one.num_experts)
         here = dict(row=2, col=column)
         colors = np.full(one.num_experts, look.tint("orange"))
         colors[index[token]] = c.orange
         figure.add_bar(y=load, marker=dict(color=colors, line_width=0), showlegend=False, **here)
-        figure.add_hline(y=load.mean(), line=dict(color=c.ink, dash="dot", width=1), **here)
+        figure.add_hline(y=load.mean(), **_even(look), **here)
         figure.update_xaxes(title_text="expert", **here)
-    figure = dressed(figure, look, f"{look('router')}<br><sup>{look('router note')}</sup>", height=660, bargap=0)
+        figure.update_yaxes(title_text=look("assignments"), **here)
+    note = look("router note", count=LOADED)
+    figure = dressed(figure, look, f"{look('router')}<br><sup>{note}</sup>", height=660, bargap=0)
     return figure.update_layout(margin_t=140)
+
+
+def _shared(figure: go.Figure, column: int, rows: int, look: Look) -> None:
+    """The expert that every token visits, below the grid of `rows` rows of those that are picked."""
+    axis, c = "" if column == 1 else str(column), look.colors
+    figure.add_shape(**box(-0.45, rows + 0.3, 0.9, 0.9, axis, c.orange, line_width=0, fillcolor=c.orange))
+    figure.add_annotation(
+        x=0.8, y=rows + 0.75, xref=f"x{axis}", yref=f"y{axis}", text=look("shared cell"), showarrow=False,
+        xanchor="left", font=dict(size=11, color=c.muted),
+    )  # fmt: skip
+    figure.update_yaxes(autorange=None, range=[rows + 1.4, -0.5], row=1, col=column)
+
+
+def _even(look: Look) -> dict:
+    """The line of an even share, with its name."""
+    c = look.colors
+    name = dict(text=look("even share"), font=dict(size=10, color=c.ink), bgcolor=c.paper, opacity=0.85)
+    return dict(line=dict(color=c.ink, dash="dot", width=1), annotation=name, annotation_position="top right")
 
 
 def expert_parameters(
@@ -75,15 +98,17 @@ def expert_parameters(
 
 def _parameters(reference: str, found: dict[int, tuple[int, int]], top: int, look: Look) -> go.Figure:
     figure, names = go.Figure(), [str(count) for count in found]
-    for told, which, color in (("stored", 0, look.colors.line), ("used by a token", 1, look.colors.orange)):
+    for told, which, color in (("stored", 0, look.faded), ("used by a token", 1, look.colors.orange)):
         counts = [both[which] / 1e9 for both in found.values()]
         figure.add_bar(
-            x=names, y=counts, name=look(told), marker_color=color, text=[f"{n:.1f}B" for n in counts],
-            textangle=0, textfont_size=11, constraintext="none", textposition="outside", cliponaxis=False,
+            x=names, y=counts, name=look(told), marker_color=color, text=[f"{n:.1f}" for n in counts],
+            textangle=0, textfont_size=10, constraintext="none", textposition="outside", cliponaxis=False,
         )  # fmt: skip
     figure.update_xaxes(title_text=look("experts in a layer"), type="category")
     figure.update_yaxes(title_text=look("billions of parameters"), rangemode="tozero")
-    note = look("parameters note", model=reference, top=top)
+    few, many = min(found), max(found)
+    creep = (found[many][1] - found[few][1]) / 1e9
+    note = look("parameters note", model=reference, top=top, few=few, many=many, creep=creep)
     return dressed(figure, look, f"{look('expert parameters')}<br><sup>{note}</sup>", height=440)
 
 
@@ -105,16 +130,18 @@ def expert_load(
     top = max(run.after[-1].max() for run in runs.values()) * 1.1
     for column, (remedy, run) in enumerate(runs.items(), 1):
         color = getattr(look.colors, REMEDY_COLORS[remedy])
-        for when, shares, shade in (("before", run.before, look.colors.line), ("after", run.after, color)):
+        for when, shares, shade in (("before", run.before, look.faded), ("after", run.after, color)):
             figure.add_bar(
                 y=shares[-1], name=look(f"{when} training"), marker_color=shade, showlegend=False, row=1, col=column
             )
         even = 1 / run.after.shape[-1]
-        figure.add_hline(y=even, line=dict(color=look.colors.ink, dash="dot", width=1), row=1, col=column)
+        figure.add_hline(y=even, **_even(look), row=1, col=column)
         figure.update_yaxes(range=[0, top], tickformat=".0%", row=1, col=column)
         figure.update_xaxes(title_text="expert", dtick=1, row=1, col=column)
         line = dict(color=color, width=2)
         figure.add_scatter(y=run.violation, mode="lines", name=look(f"remedy {remedy}"), line=line, row=2, col=1)
+    figure.update_yaxes(title_text=look("share of assignments"), row=1, col=1)
+    figure.update_yaxes(title_text=look("over the mean"), row=2, col=1)
     figure.update_xaxes(title_text=look("step"), row=2, col=1)
     title = f"{look('load')}<br><sup>{look('load note')}</sup>"
     return dressed(figure, look, title, height=640)
@@ -144,10 +171,14 @@ def dropped_tokens(
         line = dict(color=getattr(look.colors, REMEDY_COLORS[remedy]), dash="dash")
         label = look("trained with", remedy=look(f"remedy {remedy}"))
         figure.add_scatter(x=factors, y=lost, mode="lines+markers", name=label, line=line)
-    figure.add_vline(x=1.25, line=dict(color=look.colors.muted, dash="dot"))
+    own = Compute().expert_capacity
+    figure.add_vline(
+        x=own, line=dict(color=look.colors.muted, dash="dot"), annotation_text=look("usual capacity", factor=own),
+        annotation_position="top right",
+    )  # fmt: skip
     figure.update_xaxes(title_text=look("capacity factor"))
     figure.update_yaxes(title_text=look("dropped share"), tickformat=".0%", rangemode="tozero")
-    return dressed(figure, look, f"{look('dropped')}<br><sup>{look('dropped note')}</sup>", height=460)
+    return dressed(figure, look, f"{look('dropped')}<br><sup>{look('dropped note', count=LOADED)}</sup>", height=460)
 
 
 def router_picks(

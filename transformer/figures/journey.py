@@ -39,10 +39,11 @@ def _vectors(figure: go.Figure, journey: data.Journey, look: Look) -> None:
     names = [f"<b>{n}</b>" if stage.stream else f"{n}" for n, stage in zip(names, journey.stages, strict=True)]
     vectors = np.stack([stage.vector for stage in journey.stages])
     edge = np.abs(vectors).max()
+    shown = np.where(np.abs(vectors) < 0.05, 0.0, vectors)  # what rounds to 0 shows no sign
     figure.add_heatmap(
-        z=vectors, y=list(range(len(names))), zmin=-edge, zmax=edge, colorscale=look.signed, showscale=False, xgap=1,
-        ygap=2, texttemplate="%{z:.1f}" if vectors.shape[1] <= 16 else "", textfont=dict(size=9), text=vectors,
-        hovertemplate="%{z:.4f}<extra></extra>", row=1, col=1,
+        z=shown, y=list(range(len(names))), zmin=-edge, zmax=edge, colorscale=look.signed, showscale=False, xgap=1,
+        ygap=2, texttemplate="%{z:.1f}" if vectors.shape[1] <= 16 else "", textfont=dict(size=10), text=vectors,
+        hovertemplate="%{text:.4f}<extra></extra>", row=1, col=1,
     )  # fmt: skip
     place = dict(showgrid=False, zeroline=False, row=1, col=1)
     figure.update_yaxes(tickvals=list(range(len(names))), ticktext=names, autorange="reversed", **place)
@@ -67,8 +68,8 @@ def _chances(figure: go.Figure, journey: data.Journey, look: Look, most: int = 6
     names = [look.token(int(i)) if look.knows(int(i)) else f"ID {i}" for i in best]
     values = journey.probabilities[best]
     figure.add_bar(
-        x=[f"{name}<br><sup>{journey.logits[i]:.1f}</sup>" for name, i in zip(names, best, strict=True)], y=values,
-        marker_color=[look.colors.green, *[look.colors.line] * (most - 1)], text=[f"{p:.2f}" for p in values],
+        x=[f"{name}<br>{journey.logits[i]:.1f}" for name, i in zip(names, best, strict=True)], y=values,
+        marker_color=[look.colors.green, *[look.faded] * (most - 1)], text=[f"{p:.2f}" for p in values],
         textposition="outside", cliponaxis=False, showlegend=False, row=2, col=2,
     )  # fmt: skip
     figure.update_yaxes(range=[0, 1.15], row=2, col=2)

@@ -77,6 +77,10 @@ class Look:
         """A phrase of the table of words, with its gaps filled."""
         return WORDS[key][LANGUAGES.index(self.language)].format(**values)
 
+    def says(self, key: str) -> bool:
+        """True for a phrase of the table of words."""
+        return key in WORDS
+
     def token(self, number: int) -> str:
         """A token of the running example."""
         return TOKENS[number][LANGUAGES.index(self.language)]
@@ -98,6 +102,11 @@ class Look:
         return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in zip(one, two, strict=True))
 
     @property
+    def faded(self) -> str:
+        """Of what stands behind what is shown: grey, yet seen on both papers."""
+        return self.tint("muted", 0.75)
+
+    @property
     def signed(self) -> list[list]:
         """From orange for what is negative to blue for what is positive."""
         return [[0, self.colors.orange], [0.5, self.colors.faint], [1, self.colors.blue]]
@@ -117,6 +126,10 @@ def dressed(figure: go.Figure, look: Look, title: str, height: int, width: int |
     axis = dict(gridcolor=c.line, zerolinecolor=c.line, linecolor=c.line, tickcolor=c.line, automargin=True)
     figure.update_xaxes(**axis)
     figure.update_yaxes(**axis)
+    for bars in (trace for trace in figure.data if trace.type == "bar" and trace.textposition == "outside"):
+        # Bars that say their number need no grid, which would cross it.
+        for side, its in (("x", bars.xaxis), ("y", bars.yaxis)):
+            figure.layout[f"{side}axis{(its or side)[1:]}"].showgrid = False
     figure.update_layout(
         title=dict(text=title, x=0.01, xanchor="left", font=dict(size=18)),
         font=dict(family=FONT, size=13, color=c.ink),

@@ -130,24 +130,25 @@ function stacked(layout) {
     return layout;
   }
   const room = layout.height - layout.margin.t - layout.margin.b;
+  const diagrams = layout.meta === "tall";  // of boxes with text, which keep their height
   panels.sort((a, b) => b.high[1] - a.high[1] || a.wide[0] - b.wide[0]);
   const rows = [];
   for (const one of panels) {
     const before = rows.at(-1);
-    if (one.bare && before?.length === 1 && before[0].bare) before.push(one);
+    if (one.bare && !diagrams && before?.length === 1 && before[0].bare) before.push(one);
     else rows.push([one]);
   }
-  const tall = row => Math.max(...row.map(one => one.bare
+  const tall = row => diagrams ? room : Math.max(...row.map(one => one.bare
     ? 150 : Math.min(320, Math.max(190, room * (one.high[1] - one.high[0])))));
   const above = row => 12 + 19 * Math.max(0, ...row.map(one => one.lines));
-  const below = row => (row[0].bare ? 6 : row[0].x.title?.text ? 62 : 34);
+  const below = row => (row[0].bare ? 6 : row[0].x.title?.text ? 70 : 34);
   const whole = rows.reduce((sum, row) => sum + above(row) + tall(row) + below(row), 0);
   let top = whole;
   for (const row of rows) {
     top -= above(row);
     const high = [(top - tall(row)) / whole, top / whole];
     row.forEach((one, i) => {
-      one.x.domain = row[0].bare ? [i * 0.52, i * 0.52 + 0.48] : [0, 1];
+      one.x.domain = row[0].bare && !diagrams ? [i * 0.52, i * 0.52 + 0.48] : [0, 1];
       one.y.domain = high;
       if (one.title) Object.assign(one.title, {x: (one.x.domain[0] + one.x.domain[1]) / 2, y: high[1]});
     });
@@ -181,7 +182,7 @@ function wrapped(text, width) {
   return text.split("<br>").map(line => {
     const lines = [""];
     for (const word of line.split(" ")) {
-      if (lines.at(-1) && (lines.at(-1) + word).length > width) lines.push("");
+      if (lines.at(-1) && (lines.at(-1) + word).replace(/<[^>]*>/g, "").length > width) lines.push("");
       lines[lines.length - 1] += (lines.at(-1) ? " " : "") + word;
     }
     return lines.join("<br>");

@@ -1,5 +1,7 @@
 """Sharding: which device holds which part of a parameter or an activation."""
 
+import re
+
 import plotly.graph_objects as go
 
 from transformer.figures.data import placement as data
@@ -7,7 +9,9 @@ from transformer.figures.look import Look, box, dressed
 from transformer.figures.sizes import binary
 
 MOST_LISTED = 8  # devices named in a part
-FILLS = ("blue", "orange", "green", "purple", "red", "muted")
+# Of the parts, one each: as many as a mesh of eight devices has, and more.
+FILLS = [(color, share) for share in (0.35, 0.75) for color in ("blue", "orange", "green", "purple", "red", "muted")]
+MOST_ACROSS = 4  # parts beside each other that have room for the word "device"
 
 
 def sharding(
@@ -34,12 +38,18 @@ def sharding(
     for part, devices in found.shares.items():
         span = (part[rows] if rows is not None else (0, 1)), part[columns]
         parts.setdefault(span, []).append(devices)
+    across = len({span for _, span in parts})
     for number, (((top, bottom), (left, right)), groups) in enumerate(parts.items()):
-        color = look.tint(FILLS[number % len(FILLS)], 0.35)
+        color = look.tint(*FILLS[number % len(FILLS)])
         outline = box(left, top, right - left, bottom - top, "", look.colors.paper, line_width=3, fillcolor=color)
         figure.add_shape(**outline)
         middle = dict(x=(left + right) / 2, y=(top + bottom) / 2)
-        figure.add_annotation(text=_devices(groups, look), showarrow=False, font=dict(color=look.colors.ink), **middle)
+        figure.add_annotation(
+            text=_devices(groups, across > MOST_ACROSS, look),
+            showarrow=False,
+            font=dict(color=look.colors.ink),
+            **middle,
+        )
         x.append(middle["x"])
         y.append(middle["y"])
         hover.append(f"[{top:,}:{bottom:,}, {left:,}:{right:,}]")
@@ -52,7 +62,13 @@ def sharding(
         title_text=_name(found, rows) if rows is not None else "", range=[edge, 0], showgrid=False,
         showticklabels=rows is not None,
     )  # fmt: skip
-    return dressed(figure, look, f"{what}<br><sup>{_told(found, reference, look)}</sup>", height=560)
+    return dressed(figure, look, f"{named(what, look)}<br><sup>{_told(found, reference, look)}</sup>", height=560)
+
+
+def named(what: str, look: Look) -> str:
+    """An array in words, where there are some, and its path."""
+    key = "array " + re.sub(r"^decoder/body/block_\d+/", "", what)
+    return f"{look(key)} · {what}" if look.says(key) else what
 
 
 def _axes(found: data.Placement) -> tuple[int | None, int]:
@@ -62,8 +78,10 @@ def _axes(found: data.Placement) -> tuple[int | None, int]:
     return (drawn[0], drawn[1]) if len(drawn) > 1 else (None, drawn[0])
 
 
-def _devices(groups: list[tuple[int, ...]], look: Look) -> str:
-    """The devices of a part; one line for each part along the dimensions that are not drawn."""
+def _devices(groups: list[tuple[int, ...]], narrow: bool, look: Look) -> str:
+    """The devices of a part; one line for each part along the dimensions that are not drawn, one number if narrow."""
+    if narrow:
+        return "<br>".join(str(device) for devices in groups[:4] for device in devices[:MOST_LISTED])
     lines = []
     for devices in groups[:4]:
         rest = f" … ({len(devices)})" if len(devices) > MOST_LISTED else ""
@@ -83,5 +101,15 @@ def _told(found: data.Placement, reference: str, look: Look) -> str:
         size, each = size * dim, each * (stop - start)
     mesh = " × ".join(f"{name} {n}" for name, n in found.mesh.items()) or "1"
     shape = " × ".join(f"{n:,}" for n in found.shape)
-    words = dict(model=reference, shape=shape, mesh=mesh, copies=found.copies, each=binary(each), size=binary(size))
+    block = re.match(r"\w+/body/(block_\d+)/", found.what)
+    stacked = look("stacked", block=block[1], layers=found.shape[0]) if block else ""
+    words = dict(
+        stacked=stacked,
+        model=reference,
+        shape=shape,
+        mesh=mesh,
+        copies=found.copies,
+        each=binary(each),
+        size=binary(size),
+    )
     return look("placed", **words)

@@ -7,10 +7,11 @@ from plotly.subplots import make_subplots
 
 from transformer.figures.data import plan as data
 from transformer.figures.look import Look, dressed
-from transformer.figures.sizes import binary
+from transformer.figures.sizes import binary, gib
 
 # Eight devices three ways, and more of them.
 MESHES = (dict(data=8), dict(fsdp=8), dict(fsdp=4, tensor=2), dict(fsdp=16, tensor=2), dict(fsdp=64))
+HBM = {chip: data.HBM[chip] for chip in ("v5e", "v6e", "v5p")}
 HELD_COLORS = dict(zip(data.PARTS, ("green", "blue", "orange", "red", "purple", "muted"), strict=True))
 PURPOSE_COLORS = {"parameters": "green", "gradients": "orange", "activations": "blue", "tokens": "purple"}
 
@@ -35,35 +36,45 @@ def hbm_plan(
         "in training": [data.training(reference, rows, length, remat, **mesh) for mesh in meshes],
         "in decoding": [data.decoding(reference, rows, length, **mesh) for mesh in meshes],
     }
-    titles = [look(way) for way in plans]
-    figure = make_subplots(1, 2, subplot_titles=titles, horizontal_spacing=0.1, shared_yaxes=True)
+    figure = make_subplots(1, 2, subplot_titles=[look(way) for way in plans], horizontal_spacing=0.12)
     names = [_mesh(mesh, "<br>× ") for mesh in meshes]
+    # Bars that no chip has room for are cut: else one mesh, of which all is copies, would make the others slivers.
+    top = min(max(sum(one.values()) for plan in plans.values() for one in plan) / 2**30, max(HBM.values())) * 1.25
     for column, plan in enumerate(plans.values(), 1):
+        place = dict(row=1, col=column)
         for part in data.PARTS:
             held = [one[part] for one in plan]
             figure.add_bar(
                 x=names, y=[n / 2**30 for n in held], name=look(f"held {part}"), showlegend=column == 1,
-                marker_color=getattr(look.colors, HELD_COLORS[part]), text=[binary(n) for n in held],
-                textposition="none", hovertemplate="%{text}", row=1, col=column,
+                marker_color=getattr(look.colors, HELD_COLORS[part]), text=[gib(n) for n in held],
+                textposition="none", hovertemplate="%{text}", **place,
             )  # fmt: skip
-        totals = [sum(one.values()) for one in plan]
-        figure.add_scatter(
-            x=names, y=[n / 2**30 for n in totals], mode="text", text=[binary(n) for n in totals],
-            textposition="top center", textfont_size=10, showlegend=False, hoverinfo="skip", cliponaxis=False, row=1,
-            col=column,
-        )  # fmt: skip
-        for chip in ("v5e", "v6e", "v5p"):
-            line = dict(color=look.colors.muted, dash="dot", width=1)
-            figure.add_hline(
-                y=data.HBM[chip], line=line, annotation_text=f"{chip}: {data.HBM[chip]:.0f}",
-                annotation_font=dict(color=look.colors.muted, size=11), annotation_position="top right", row=1,
-                col=column,
+        _chips(figure, len(names), top, place, look)
+        for name, one in zip(names, plan, strict=True):
+            total = sum(one.values())
+            text, y = (gib(total), total / 2**30) if total / 2**30 <= top else (f"{gib(total)} ↑", top)
+            figure.add_annotation(
+                x=name, y=y, text=text.replace(" ", "<br>", 1), showarrow=False, bgcolor=look.colors.paper,
+                yanchor="bottom", borderpad=1, font=dict(size=10, color=look.colors.ink), **place,
             )  # fmt: skip
-    figure.update_yaxes(title_text=look("GiB of a device"), row=1, col=1)
-    title = (
-        f"{look('hbm plan', model=reference)}<br><sup>{look('hbm note', rows=rows, length=length, remat=remat)}</sup>"
-    )
+        figure.update_xaxes(range=[-0.5, len(names) + 0.4], showgrid=False, **place)
+        figure.update_yaxes(title_text=look("GiB of a device"), range=[0, top * 1.12], showgrid=False, **place)
+    note = dict(rows=rows, length=length, remat=remat, bytes=data.PARAMETER_BYTES, count=data.count(reference) / 1e9)
+    title = f"{look('hbm plan', model=reference)}<br><sup>{look('hbm note', **note)}</sup>"
     return dressed(figure, look, title, height=520, barmode="stack")
+
+
+def _chips(figure: go.Figure, count: int, top: float, place: dict, look: Look) -> None:
+    """What a device of each chip has, written beside the bars; of `count` bars on an axis to `top`."""
+    muted = look.colors.muted
+    for chip, size in HBM.items():
+        if size > top:
+            continue
+        figure.add_hline(y=size, line=dict(color=muted, dash="dot", width=1), **place)
+        figure.add_annotation(
+            x=count + 0.4, y=size, text=f"{chip} {size:.0f}", showarrow=False, xanchor="right", yanchor="bottom",
+            font=dict(color=muted, size=11), **place,
+        )  # fmt: skip
 
 
 def step_traffic(
@@ -99,16 +110,16 @@ def step_traffic(
     )  # fmt: skip
     purposes = [look(f"sent {purpose}").replace(" ", "<br>") for purpose in found.expected]
     for told, sent in (("by shapes", found.expected), ("as compiled", found.compiled)):
-        color = look.colors.line if told == "by shapes" else look.colors.muted
+        color = look.faded if told == "by shapes" else look.colors.purple
         figure.add_bar(
             x=purposes, y=[n / 1024 for n in sent.values()], name=look(told), marker_color=color, offsetgroup=told,
             text=[binary(n) for n in sent.values()], textposition="outside", textfont_size=10, constraintext="none",
             cliponaxis=False, row=1, col=2,
         )  # fmt: skip
-    figure.update_yaxes(title_text="KiB", row=1, col=1)
+    figure.update_yaxes(title_text="KiB", showgrid=False)
     # The bars of the right panel stand beside each other, those of the left one on each other.
     figure.update_traces(offsetgroup="axes", selector=lambda trace: trace.type == "bar" and not trace.offsetgroup)
-    note = look("traffic of", model=reference, mesh=_mesh(mesh), rows=rows, length=length)
+    note = f"{look('traffic of', model=reference, mesh=_mesh(mesh), rows=rows, length=length)}; {look('tokens note')}"
     return dressed(figure, look, f"{look('step traffic')}<br><sup>{note}</sup>", height=480, barmode="relative")
 
 
@@ -136,8 +147,9 @@ def mesh_traffic(
         x=names, y=[n / 2**30 for n in totals], mode="text", text=[binary(n) for n in totals],
         textposition="top center", textfont_size=10, showlegend=False, hoverinfo="skip", cliponaxis=False,
     )  # fmt: skip
-    figure.update_yaxes(title_text="GiB")
+    figure.update_yaxes(title_text="GiB", showgrid=False)
     note = look("mesh traffic note", model=reference, devices=devices, rows=rows, length=length)
+    note = f"{note}; {look('tokens note')}"
     return dressed(figure, look, f"{look('mesh traffic')}<br><sup>{note}</sup>", height=460, barmode="stack")
 
 

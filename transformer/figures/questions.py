@@ -19,6 +19,7 @@ def numbers() -> dict[str, str]:
     work, held = decoding.work(16), {size.name: size for size in caches.schemes(caches.Shape(), 32768, "bfloat16")}
     limits = decoding.limits("llama3:8b", 8192, rows=(1,))
     moved = tiles.traffic(spec.Mask(causal=True), 16384, 128, 512)
+    kept = caches.latent("deepseek_v3:671b")
     (total, active), (more, as_active) = experts.sizes("mixtral:8x7b", (8, 64), 2).values()
     return dict(
         without=f"{work['without'].total[-1]:,}",
@@ -29,7 +30,11 @@ def numbers() -> dict[str, str]:
         reach=str(windows.reach((4,) * 6)),
         far=f"{windows.reach(windows.pattern('mistral:7b-v0.1')):,}",
         standard=binary(sum(moved.standard.values())),
+        unskipped=binary(sum(moved.unskipped.values())),
         tiled=binary(sum(moved.tiled.values())),
+        heads=str(kept.heads),
+        kept=f"{kept.kept:,}",
+        made=f"{kept.made:,}",
         total=f"{total / 1e9:.1f}",
         active=f"{active / 1e9:.1f}",
         more=f"{more / 1e9:.0f}",

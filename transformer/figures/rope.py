@@ -62,9 +62,10 @@ def _circles(q, k, waves, scores, positions, i: int, distance: int, look: Look) 
     figure.add_scatter(
         x=positions, y=scores, mode="lines", line=dict(color=c.muted, width=2), showlegend=False, **bottom
     )
+    where = "bottom center" if scores[i] > 0 else "top center"
     figure.add_scatter(
         x=[positions[i]], y=[scores[i]], mode="markers+text", marker=dict(size=13, color=c.blue),
-        text=[f"{scores[i]:.3f}"], textposition="top center", showlegend=False, **bottom,
+        text=[f"{scores[i]:.3f}"], textposition=where, showlegend=False, **bottom,
     )  # fmt: skip
     figure.update_xaxes(title_text=look("query position"), **bottom)
     figure.update_yaxes(title_text="q·k", range=[-count * 1.1, count * 1.25], **bottom)

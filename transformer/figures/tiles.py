@@ -10,6 +10,8 @@ from transformer.figures.look import Look, box, dressed, stepped
 from transformer.figures.sizes import binary
 
 CAUSAL = spec.Mask(causal=True)
+# Ways to compute attention, as `data.tiles.Traffic` has them.
+WAYS = {"standard": "muted", "unskipped": "purple", "tiled": "blue"}
 
 
 def attention_tiles(
@@ -82,7 +84,7 @@ def _state(run: data.Online, step: int, length: int, block: int, look: Look) -> 
     x = np.concatenate([np.arange(i * block, (i + 1) * block) for i in run.blocks])
     met = np.repeat(np.arange(len(run.blocks)), block)
     scores = run.scores.reshape(-1)
-    color = np.where(met == step, c.blue, np.where(met < step, look.tint("blue", 0.45), c.line))
+    color = np.where(met == step, c.blue, np.where(met < step, look.tint("blue", 0.45), look.faded))
     figure.add_bar(
         x=x, y=np.where(np.isfinite(scores), scores, np.nan), marker_color=color, showlegend=False,
         hovertemplate="key %{x}: %{y:.3f}<extra></extra>", row=1, col=1,
@@ -90,13 +92,15 @@ def _state(run: data.Online, step: int, length: int, block: int, look: Look) -> 
     figure.add_hline(y=run.top[step], line=dict(color=c.red, dash="dash"), row=1, col=1)
     figure.add_shape(**box(run.blocks[step] * block - 0.5, -high, block, 2 * high, "", c.ink, line_width=1.5))
     figure.update_xaxes(title_text=look("key"), range=[-0.5, length - 0.5], dtick=block, row=1, col=1)
-    figure.update_yaxes(range=[-high, high], zeroline=True, row=1, col=1)
-    final, now = run.output[-1], run.output[step]
-    for name, values, shade in ((look("so far"), now, c.green), (look("in the end"), final, c.line)):
-        figure.add_bar(x=[f"o{i}" for i in range(len(final))], y=values, name=name, marker_color=shade, row=1, col=2)
+    figure.update_yaxes(title_text=look("score"), range=[-high, high], zeroline=True, row=1, col=1)
+    ordinary, now = run.ordinary, run.output[step]
+    for name, values, shade in ((look("so far"), now, c.green), (look("in the end"), ordinary, look.faded)):
+        figure.add_bar(x=[f"o{i}" for i in range(len(now))], y=values, name=name, marker_color=shade, row=1, col=2)
     edge = np.abs(run.output).max() * 1.15
     figure.update_yaxes(range=[-edge, edge], row=1, col=2)
-    told = look("online state", top=run.top[step], total=run.total[step], fade=run.fade[step])
+    faded = look("faded", fade=run.fade[step]) if step else look("first tile")
+    state = dict(top=run.top[step], total=run.total[step], error=run.error[step])
+    told = look("online state", faded=faded, **state)
     figure = dressed(figure, look, f"{look('online softmax')}<br><sup>{told}</sup>", height=480)
     return figure.update_layout(legend=dict(orientation="h", x=0.68, y=1.26))
 
@@ -112,24 +116,43 @@ def memory_traffic(
     """Bytes that a head moves, with whole score matrices and with tiles, counted from the list of visits."""
     look = Look(language, theme)
     runs = {n: data.traffic(mask, n, head_dim, min(block, n)) for n in lengths}
-    figure = go.Figure()
+    last = lengths[-1]
+    titles = [look("traffic over"), look("traffic parts", length=last)]
+    figure = make_subplots(1, 2, subplot_titles=titles, horizontal_spacing=0.12)
+    for way, color in WAYS.items():
+        moved = [sum(getattr(runs[n], way).values()) for n in lengths]
+        figure.add_scatter(
+            x=lengths, y=[b / 2**20 for b in moved], mode="lines+markers", name=look(way), marker=dict(size=8),
+            line=dict(color=getattr(look.colors, color), width=2.5), text=[binary(b) for b in moved],
+            hovertemplate="%{x:,}: %{text}", row=1, col=1,
+        )  # fmt: skip
+    figure.update_xaxes(
+        type="log", title_text=look("tokens"), tickvals=lengths, ticktext=[f"{n:,}" for n in lengths], row=1, col=1
+    )
+    figure.update_yaxes(type="log", title_text="MiB", dtick=1, row=1, col=1)
+    _arrays(figure, runs[last], look)
+    total = {way: sum(getattr(runs[last], way).values()) for way in WAYS}
+    flops = {way: count / 1e9 for way, count in runs[last].flops.items()}
+    ratios = dict(like=total["standard"] / total["unskipped"], ratio=total["standard"] / total["tiled"])
+    said = dict(ratios, flops=flops["unskipped"], skipped=flops["tiled"], length=last, dim=head_dim, block=block)
+    title = f"{look('traffic')}<br><sup>{look('traffic ratio', **said)}</sup>"
+    return dressed(figure, look, title, height=500, barmode="stack")
+
+
+def _arrays(figure: go.Figure, run: data.Traffic, look: Look) -> None:
+    """Of which arrays the bytes are, at one length."""
     colors = {"q, k, v": look.colors.blue, "S": look.colors.orange, "P": look.colors.red, "o": look.colors.green}
-    x = [[f"{n:,}" for n in lengths for _ in range(2)], [look(way) for _ in lengths for way in ("standard", "tiled")]]
+    x, place = [look(way).replace(", ", ",<br>") for way in WAYS], dict(row=1, col=2)
     for part, color in colors.items():
-        moved = [way[part] for n in lengths for way in (runs[n].standard, runs[n].tiled)]
+        moved = [getattr(run, way)[part] for way in WAYS]
         figure.add_bar(
             x=x, y=[b / 2**20 for b in moved], name=look("scores whole", name=part) if part in "SP" else part,
-            marker_color=color, text=[binary(b) for b in moved], hovertemplate="%{text}", textposition="none",
+            marker_color=color, text=[binary(b) for b in moved], hovertemplate="%{text}", textposition="none", **place,
         )  # fmt: skip
-    totals = [sum(way.values()) for n in lengths for way in (runs[n].standard, runs[n].tiled)]
+    totals = [sum(getattr(run, way).values()) for way in WAYS]
     figure.add_scatter(
         x=x, y=[b / 2**20 for b in totals], mode="text", text=[binary(b) for b in totals], textposition="top center",
-        textfont_size=11, showlegend=False, hoverinfo="skip",
+        textfont_size=12, showlegend=False, hoverinfo="skip", cliponaxis=False, **place,
     )  # fmt: skip
-    figure.update_layout(barmode="stack")
-    figure.update_yaxes(title_text="MiB")
-    figure.update_xaxes(title_text=look("tokens"))
-    last = runs[lengths[-1]]
-    ratio = sum(last.standard.values()) / sum(last.tiled.values())
-    told = look("traffic ratio", ratio=ratio, length=lengths[-1], dim=head_dim, block=block)
-    return dressed(figure, look, f"{look('traffic')}<br><sup>{told}</sup>", height=500)
+    figure.update_yaxes(title_text="MiB", range=[0, max(totals) / 2**20 * 1.15], showgrid=False, **place)
+    figure.update_xaxes(showgrid=False, **place)

@@ -8,7 +8,7 @@ from transformer.figures.data import caches
 from transformer.figures.data import windows as data
 from transformer.figures.look import Look, box, dressed, stepped
 
-PATTERNS = ("mistral:7b-v0.1", "gemma3:27b", "gemma2:9b", "gpt_oss:120b", "gpt3:175b", "llama3:8b")
+PATTERNS = ("mistral:7b-v0.1", "gemma3:27b", "gpt_oss:120b", "gpt3:175b", "llama3:8b")
 
 
 def receptive_field(
@@ -56,8 +56,9 @@ def _field(reached: np.ndarray, layer: int, windows: tuple, sinks: int, look: Lo
         figure.add_scatter(
             x=[None], y=[None], mode="markers", name=name, marker=dict(size=12, symbol="square", color=color)
         )
-    formula = data.reach(tuple(windows[: layer + 1])) if not sinks else None
-    told = look("reach all") if formula is None else look("reach formula", layers=layer + 1, reach=formula)
+    near, far = (data.reach(tuple(windows[: layer + 1]), n) for n in (0, sinks))
+    told = look("reach all") if near is None else look("reach formula", reach=near)
+    told += look("reach sinks", reach=far) if near is not None and sinks else ""
     measured = look("reach measured", count=int(reached[layer, row].sum()))
     name = ", ".join(look("all") if w is None else str(w) for w in windows[: layer + 1])
     told = f"{look('receptive field')}<br><sup>{look('windows are', windows=name)} · {measured} · {told}</sup>"
@@ -106,7 +107,8 @@ def ring_cache(
         text=np.where(held < 0, "", held.astype(str)), texttemplate="%{text}",
         hovertemplate=f"{look('slot')} %{{x}}: %{{text}}<extra></extra>",
     )  # fmt: skip
-    for name, color in zip(("kept", "sink", "written"), colors[1:], strict=True):
+    named = [("kept", colors[1]), *[("sink", colors[2])] * (sinks > 0), ("written", colors[3])]
+    for name, color in named:
         marker = dict(size=12, symbol="square", color=color)
         figure.add_scatter(x=[None], y=[None], mode="markers", name=look(name), marker=marker)
     ticks = dict(showgrid=False, zeroline=False, dtick=1)

@@ -67,8 +67,8 @@ def schemes(shape: Shape, length: int, dtype: str) -> tuple[CacheSize, ...]:
 
 
 def size(name: str, model: spec.Model, length: int, dtype: str) -> CacheSize:
-    """What a decoder keeps of `length` tokens (of as many as it takes, where its positions are a learned table)."""
-    length = min(length, model.length_limit or length)
+    """What a decoder keeps of `length` tokens, or of as many as its context has."""
+    length = min(length, model.max_length)
     numbers = cache_numbers(model, length)
     per_token = sum(numbers.per_token) + (sum(numbers.source.per_token) if numbers.source else 0)
     layers = model.decoder.num_layers
@@ -80,6 +80,54 @@ def allocated(stack: spec.Stack, length: int, dtype: str) -> int:
     held = jax.eval_shape(lambda: caches.init(stack, 1, length, dtype, source_length=length))
     held = held.map(lambda layer: dataclasses.replace(layer, positions=None))
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(held))
+
+
+@dataclass(frozen=True)
+class Latent:
+    """What latent attention keeps of a token in a layer, and what it makes of that.
+
+    Attributes:
+      width: features of the token.
+      heads: query heads.
+      latent, rope: numbers kept: the latent vector, and the rotary key that all heads share.
+      key, value: numbers that each head's key and value get from the latent vector.
+    """
+
+    width: int
+    heads: int
+    latent: int
+    rope: int
+    key: int
+    value: int
+
+    @property
+    def kept(self) -> int:
+        """Numbers of a token that are cached."""
+        return self.latent + self.rope
+
+    @property
+    def made(self) -> int:
+        """Numbers in the keys and values of all heads, the shared part of the keys counted once for each."""
+        return self.heads * (self.key + self.rope + self.value)
+
+    @property
+    def weights(self) -> int:
+        """Of the matrices that make keys and values of the latent vector."""
+        return self.latent * self.heads * (self.key + self.value)
+
+
+def latent(reference: str | spec.Model, heads: int | None = None) -> Latent:
+    """That of a published decoder, were it of so many heads.
+
+    Raises:
+      ValueError: its attention has no latent vector.
+    """
+    model = published.model(reference)
+    mixer = model.layers[-1].mixer
+    if not isinstance(mixer, spec.LatentAttention):
+        raise ValueError(f"reference={reference!r}: its attention keeps no latent; use deepseek_v3:671b, for one")
+    sizes = mixer.kv_rank, mixer.rope_dim, mixer.nope_dim, mixer.v_dim
+    return Latent(model.d_model, heads or mixer.num_heads, *sizes)
 
 
 def _grouped(shape: Shape, kv_heads: int) -> spec.Attention:

@@ -90,6 +90,8 @@ class Limits:
       flops: of the step.
       weights, cache: bytes that it reads.
       compute, memory: the least seconds that the products take and that the bytes take to arrive, at published rates.
+      peak, bandwidth: those rates: FLOP/s, and bytes/s.
+      context: tokens that the model was trained for.
     """
 
     rows: tuple[int, ...]
@@ -98,6 +100,9 @@ class Limits:
     cache: tuple[float, ...]
     compute: tuple[float, ...]
     memory: tuple[float, ...]
+    peak: float
+    bandwidth: float
+    context: int
 
 
 def limits(
@@ -116,4 +121,5 @@ def limits(
     weights, cache = zip(*(step_bytes(model, n, length) for n in rows), strict=True)
     compute = tuple(f / core.device_flops for f in flops)
     memory = tuple((w + c) / core.device_bandwidth for w, c in zip(weights, cache, strict=True))
-    return Limits(rows, flops, weights, cache, compute, memory)
+    rates = core.device_flops, core.device_bandwidth
+    return Limits(rows, flops, weights, cache, compute, memory, *rates, model.max_length)

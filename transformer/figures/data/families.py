@@ -1,5 +1,6 @@
 """What distinguishes the families, read off their specs: the aspects of a model, and the parts of its block."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,9 @@ from transformer.planning import accounting
 # A phrase of the table of words with the values of its gaps.
 Fact = tuple[str, dict[str, Any]]
 ASPECTS = ("layout", "norm", "positions", "attention", "ffn", "context", "size")
+
+# What the block of a later family may do in another way.
+CHANGES = ("norm", "positions", "attention", "ffn")
 
 # Where the norms of a branch sit: before it, on what it returns, on the sum.
 NORMS = {"pre": ("in",), "post": ("sum",), "after": ("out",), "sandwich": ("in", "out")}
@@ -55,31 +59,48 @@ def differences(one: str | spec.Model, other: str | spec.Model) -> tuple[str, ..
     return tuple(name for name in ASPECTS if a[name] != b[name])
 
 
+def changes(one: str | spec.Model, other: str | spec.Model) -> tuple[str, ...]:
+    """Those of `CHANGES` that are of another kind in the other model, not only of another size."""
+    kinds = [{name: _kind(name, aspects(each)[name]) for name in CHANGES} for each in (one, other)]
+    return tuple(name for name in CHANGES if kinds[0][name] != kinds[1][name])
+
+
+def _kind(aspect: str, facts: tuple[Fact, ...]) -> list[tuple]:
+    """What is said but for its sizes; encoders are a matter of layout."""
+    dropped = ("cross", "dense layers")
+    return [(key, values.get("gate")) for key, values in facts if key not in dropped]
+
+
 def parts(reference: str | spec.Model) -> tuple[Part, ...]:
     """The boxes of a model in the order in which its last layer's block runs, from embedding to head."""
     model = published.model(reference)
     told, block = aspects(model), model.layers[-1]
-    norm = ((_norm_name(block.norm), {}),)
     placed = tuple(fact for fact in told["positions"] if fact[0] in ("learned positions", "sinusoids"))
     embedding = (("table", dict(rows=model.vocab_size, width=model.d_model)), *placed)
     found = [Part("embedding", "embedding", embedding)]
     rotary = tuple(fact for fact in told["positions"] if fact not in placed and fact[0] != "no positions")
     own = tuple(fact for fact in told["attention"] if fact[0] != "cross")
     branches = [("attention", "attention", own + rotary)]
-    branches += [("cross", "attention", (("cross", {}),))] if block.cross else []
-    branches += [("ffn", "ffn", told["ffn"])]
+    branches += [("cross", "attention", _cross(model))] if block.cross else []
+    branches += [("ffn", "ffn", (("FFN", {}), *told["ffn"]))]
     for slot, role, facts in branches:
-        norms = NORMS[block.placement]
-        found += [Part(f"{slot} norm in", "norm", norm)] if "in" in norms else []
+        norms = {
+            place: Part(f"{slot} norm {place}", "norm", _norm(block.norm, place)) for place in NORMS[block.placement]
+        }
+        found += [norms["in"]] if "in" in norms else []
         found += [Part(slot, role, facts)]
-        found += [Part(f"{slot} norm out", "norm", norm)] if "out" in norms else []
+        found += [norms["out"]] if "out" in norms else []
         found += [Part(f"{slot} add", "add", ())]
-        found += [Part(f"{slot} norm sum", "norm", norm)] if "sum" in norms else []
+        found += [norms["sum"]] if "sum" in norms else []
     if model.trunk.final_norm:
-        found.append(Part("final norm", "norm", ((_norm_name(model.trunk.final_norm), {}),)))
+        found.append(Part("final norm", "norm", _norm(model.trunk.final_norm, "last")))
     if model.head:
         found.append(Part("head", "head", (("tied head" if model.head.tied else "own head", {}),)))
     return tuple(found)
+
+
+def _cross(model: spec.Model) -> tuple[Fact, ...]:
+    return (("cross", {}), ("of the encoder", dict(layers=model.encoder.num_layers)))
 
 
 def _billions(count: int) -> str:
@@ -93,6 +114,10 @@ def _layout(model: spec.Model) -> tuple[Fact, ...]:
         layers = dict(encoder=model.encoder.num_layers, decoder=model.decoder.num_layers)
         return (("encoder-decoder", layers), width)
     return (("decoder-only" if model.decoder else "encoder-only", dict(layers=model.trunk.num_layers)), width)
+
+
+def _norm(norm: spec.Norm, place: str) -> tuple[Fact, ...]:
+    return ((f"norm {place}", dict(name=_norm_name(norm))),)
 
 
 def _norm_name(norm: spec.Norm) -> str:
@@ -130,12 +155,12 @@ def _attention(model: spec.Model) -> tuple[Fact, ...]:
         facts += [("QK-norm", {})] if a.qk_norm else []
         facts += [("softcap", dict(cap=a.softcap))] if a.softcap else []
         facts += [("learned sinks", {})] if a.sinks else []
-    facts += _windows([block.mixer.mask.window for block in layers])
+    facts += windows([block.mixer.mask.window for block in layers])
     facts += [("cross", {})] if layers[-1].cross else []
     return tuple(facts)
 
 
-def _windows(windows: list[int | None]) -> list[Fact]:
+def windows(windows: Sequence[int | None]) -> list[Fact]:
     """All layers alike, or how many with a window come to one without."""
     widths = {window for window in windows if window is not None}
     if not widths:

@@ -10,6 +10,7 @@ from transformer import config, settings, sharding
 from transformer.figures.data import published
 from transformer.nn.model import Transformer
 from transformer.planning import memory, serving, traffic
+from transformer.planning.accounting import BYTES, parameters
 from transformer.planning.chips import CHIPS, GIB
 from transformer.planning.collectives import by_axes, collectives
 from transformer.planning.report import Parts
@@ -19,6 +20,7 @@ from transformer.training.step import compile_train_step
 
 # GiB that a device of each chip has.
 HBM = {chip.name: chip.capacity / chip.devices / GIB for chip in CHIPS.values()}
+PARAMETER_BYTES = BYTES["float32"]  # of a parameter in training, whatever products are computed in
 PARTS = ("parameters", "optimizer", "gradients", "activations", "cache", "buffers")
 
 
@@ -41,6 +43,11 @@ def decoding(reference: str, rows: int, length: int, **mesh: int) -> dict[str, i
 
 def _parts(found: Parts) -> dict[str, int]:
     return {name: getattr(found, name) for name in PARTS} | {"activations": sum(found.activations.values())}
+
+
+def count(reference: str) -> int:
+    """Parameters of a model."""
+    return parameters(published.model(reference)).total
 
 
 def sent(reference: str, rows: int, length: int, **mesh: int) -> dict[str, float]:

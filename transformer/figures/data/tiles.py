@@ -7,7 +7,7 @@ import numpy as np
 
 from transformer import spec
 from transformer.kernels import visits
-from transformer.ops.attention import Call, Where
+from transformer.ops.attention import Call, Where, attend
 from transformer.ops.attention.blocks import cut_rows, shown_blocks
 
 SKIPPED = -1
@@ -69,6 +69,7 @@ class Online:
       fade: [steps] what the sums so far were multiplied by.
       total: [steps] sum of exp(score - top) so far.
       acc: [steps, H] the same sum of values; acc / total is the output so far.
+      ordinary: [H] the output of the softmax over all keys at once, by `ops.attention.reference`.
     """
 
     blocks: np.ndarray
@@ -77,11 +78,17 @@ class Online:
     fade: np.ndarray
     total: np.ndarray
     acc: np.ndarray
+    ordinary: np.ndarray
 
     @property
     def output(self) -> np.ndarray:
         """[steps, H] attention over the keys met so far; 0 where none of them was visible."""
         return self.acc / np.where(self.total > 0, self.total, 1.0)[:, None]
+
+    @property
+    def error(self) -> np.ndarray:
+        """[steps]: largest difference of the output so far from the ordinary one."""
+        return np.abs(self.output - self.ordinary).max(axis=-1)
 
 
 def online(mask: spec.Mask, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, row: int, block: int) -> Online:
@@ -101,15 +108,27 @@ def online(mask: spec.Mask, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: 
         weights = np.exp(scores - new) if np.isfinite(new) else np.zeros(block)
         total, acc, top = total * fade + weights.sum(), acc * fade + weights @ v[keys], new
         steps.append((scores, top, fade, total, acc))
-    return Online(blocks, *(np.array(column) for column in zip(*steps, strict=True)))
+    at, keys = jnp.array([[row]]), jnp.arange(len(k))[None]
+    features = (jnp.asarray(x, jnp.float32)[None, :, None] for x in (q[[row]], k, v))
+    ordinary = attend("reference", Call(mask, scale), *features, Where(at, keys))[0, 0, 0]
+    return Online(blocks, *(np.array(column) for column in zip(*steps, strict=True)), np.asarray(ordinary))
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that one head moves between memory and compute units, by array."""
+    """Bytes that one head moves between HBM and the chip's own memory, by array, and its products' FLOPs.
+
+    Attributes:
+      standard: with whole matrices of scores S and weights P.
+      unskipped: tile by tile, every tile visited: what standard attention computes.
+      tiled: tile by tile, those that the mask hides whole skipped.
+      flops: of q·k and p·v, by the same three names.
+    """
 
     standard: dict[str, int]
+    unskipped: dict[str, int]
     tiled: dict[str, int]
+    flops: dict[str, int]
 
 
 def traffic(mask: spec.Mask, length: int, head_dim: int, block: int, itemsize: int = 2, group: int = 1) -> Traffic:
@@ -120,8 +139,15 @@ def traffic(mask: spec.Mask, length: int, head_dim: int, block: int, itemsize: i
     """
     cut = tiles(mask, length, block, block)
     side, square = length * head_dim * itemsize, length * length * itemsize
-    tile = 2 * block * head_dim * itemsize
+
+    def by_tiles(visited: int) -> dict[str, int]:
+        loaded = group * side + visited * 2 * block * head_dim * itemsize
+        return {"q, k, v": loaded, "S": 0, "P": 0, "o": group * side}
+
+    computed = dict(standard=cut.order.size, unskipped=cut.order.size, tiled=cut.visited)
     return Traffic(
         standard={"q, k, v": side * (group + 2), "S": 2 * group * square, "P": 2 * group * square, "o": group * side},
-        tiled={"q, k, v": group * side + cut.visited * tile, "S": 0, "P": 0, "o": group * side},
+        unskipped=by_tiles(cut.order.size),
+        tiled=by_tiles(cut.visited),
+        flops={way: 4 * group * block * block * head_dim * count for way, count in computed.items()},
     )

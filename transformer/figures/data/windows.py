@@ -21,9 +21,12 @@ def pattern(reference: str | spec.Model) -> tuple[int | None, ...]:
     return tuple(block.mixer.mask.window for block in published.model(reference).trunk.layers)
 
 
-def reach(windows: tuple[int | None, ...]) -> int | None:
-    """Tokens that the last layer's output can depend on, its own included: 1 + Σ (window - 1); None: all."""
-    return None if None in windows else 1 + sum(window - 1 for window in windows)
+def reach(windows: tuple[int | None, ...], sinks: int = 0) -> int | None:
+    """Tokens that the last layer's output can depend on, its own included: 1 + Σ (window - 1) and sinks; None: all.
+
+    Sinks see nothing but each other, so that what lies between them and the windows' reach stays out of it.
+    """
+    return None if None in windows else 1 + sum(window - 1 for window in windows) + sinks
 
 
 def stack(windows: tuple[int | None, ...], sinks: int = 0) -> spec.Stack:

@@ -1,6 +1,6 @@
 """The one table of words: every phrase of the figures in each language."""
 
-from transformer.figures.words import models, page, questions, runs
+from transformer.figures.words import mechanisms, models, page, questions, runs
 
 LANGUAGES = ("en", "zh")
 
@@ -19,4 +19,4 @@ TOKENS = {
     19: ("awake", "精神"),
 }
 
-WORDS = models.WORDS | runs.WORDS | page.WORDS | questions.WORDS
+WORDS = models.WORDS | mechanisms.WORDS | runs.WORDS | page.WORDS | questions.WORDS

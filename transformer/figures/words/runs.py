@@ -4,15 +4,28 @@ WORDS = {
     # Sharding.
     "device": ("device {numbers}", "设备 {numbers}"),
     "placed": (
-        "{model} · [{shape}] = {size} in bfloat16 · mesh {mesh} · {each} a device, {copies} copies",
-        "{model} · [{shape}] = {size}（bfloat16）· 设备网格 {mesh} · 每个设备 {each}，共 {copies} 份副本",
+        "{model} · [{shape}] = {size} in bfloat16 · mesh {mesh} · {each} a device; copies of each part: "
+        "{copies}{stacked}; numbers in the drawing are devices",
+        "{model} · [{shape}] = {size}（bfloat16）· 设备网格 {mesh} · 每个设备 {each}；每部分的副本数："
+        "{copies}{stacked}；图中数字是设备编号",
     ),
+    "stacked": ("; {block}: its {layers} layers lie in one array", "；{block}：{layers} 层叠放在一个数组里"),
+    "array ffn/up/kernel": ("FFN: up projection", "FFN：升维投影"),
+    "array attention/query/kernel": ("attention: query projection", "attention：query 投影"),
+    "array attention/key/kernel": ("attention: key projection", "attention：key 投影"),
+    "array embedding/token": ("embedding table", "embedding 表"),
+    "array activation/residual": ("activation: residual stream", "激活：残差流"),
+    "array activation/heads": ("activation: features of the heads", "激活：各 head 的特征"),
     # A plan.
     "hbm plan": ("What one device holds of {model}", "单个设备上 {model} 占多少内存"),
     "hbm note": (
-        "{rows} rows of {length:,} tokens on all devices, bfloat16, remat {remat}; at the worst moment, by analysis; "
-        "dotted: what chips have",
-        "全部设备共 {rows} 行 × {length:,} token，bfloat16，remat {remat}；分析得到的峰值时刻；虚线为各芯片的容量",
+        "{rows} rows of {length:,} tokens on all devices, at the worst moment, by analysis. Training computes in "
+        "bfloat16 and keeps parameters in float32 ({bytes} bytes × {count:.2f}B), decoding has them in bfloat16 (2 "
+        "bytes). remat {remat}: what the backward pass computes again instead of keeping it. Dotted: what TPU chips "
+        "have; bars that no chip has room for are cut",
+        "全部设备共 {rows} 行 × {length:,} token，分析得到的峰值时刻。训练用 bfloat16 计算，参数保持 float32（{bytes}"
+        " 字节 × {count:.2f}B）；解码时参数为 bfloat16（2 字节）。remat {remat}：反向时重算哪些而不保存。虚线为各 "
+        "TPU 芯片的容量；任何芯片都放不下的柱子被截断",
     ),
     "in training": ("in training", "训练时"),
     "in decoding": ("in decoding", "解码时"),
@@ -36,6 +49,10 @@ WORDS = {
     "sent gradients": ("summing gradients", "汇总梯度"),
     "sent activations": ("summing activations", "汇总激活"),
     "sent tokens": ("moving tokens", "搬运 token"),
+    "tokens note": (
+        "moving tokens: to their experts, and, in every model, to and from the rows of a split embedding table",
+        "搬运 token：送往各 expert；任何模型都要与切分的 embedding 表交换",
+    ),
     "mesh traffic": ("The same devices, more of them along the tensor axis", "设备数不变，tensor 轴变长"),
     "mesh traffic note": (
         "bytes that each of {devices} devices must send in a training step of {model}, {rows} rows of "
@@ -65,7 +82,7 @@ WORDS = {
     "log10": ("log10", "log10"),
     "picks": ("Experts that each token is sent to", "每个 token 被送到哪些 expert"),
     "picks note": (
-        "layer {layer}: {count} tokens use {used} of {experts} experts; darker counts more",
-        "第 {layer} 层：{count} 个 token 用到 {experts} 个 expert 中的 {used} 个；颜色越深权重越大",
+        "layer {layer}: {count} tokens use {used} of {experts} experts; a stronger colour counts more",
+        "第 {layer} 层：{count} 个 token 用到 {experts} 个 expert 中的 {used} 个；颜色越鲜明权重越大",
     ),
 }
