@@ -120,6 +120,7 @@ class Train:
     checkpoint_every: int = 100
     keep_checkpoints: int = 2
     norms_every: int = 0  # how large gradients, parameters and activations of each layer are is recorded
+    wandb_project: str = ""  # of Weights & Biases, which then shows what TensorBoard does; needs the extra wandb
     check_replicas_every: int = 0  # steps after which copies of parameters and state on all devices are compared
     spike: float = (
         0.0  # standard deviations that a loss may lie above its running mean, else the step is skipped; 0: any
