@@ -115,7 +115,7 @@ class WeightsAndBiases:
     """
 
     def __init__(self, project: str, workdir: Path, config: dict[str, Any]):
-        """Raises `SettingsError`: `wandb` isn't installed, or lets nobody in."""
+        """Raises `SettingsError`: its packages aren't installed, or it lets nobody in."""
         self._wandb = imported_wandb(project)
         file = workdir / "wandb.id"
         if not file.exists():
@@ -142,7 +142,7 @@ class WeightsAndBiases:
 
 
 def check_project(project: str) -> None:
-    """Raises `SettingsError` where a project is named and `wandb` isn't installed."""
+    """Raises `SettingsError` where a project is named and the packages for it aren't installed."""
     if project:
         imported_wandb(project)
 
@@ -151,11 +151,12 @@ def imported_wandb(project: str) -> Any:
     """The module, which nothing else needs.
 
     Raises:
-      SettingsError: it isn't installed.
+      SettingsError: it, or what it draws with, isn't installed.
     """
     try:
+        import PIL  # noqa: F401 (by which it draws pictures, and which it doesn't bring)
         import wandb
-    except ImportError:
-        remedy = "needs the package wandb; pip install 'transformer[wandb]', or leave it empty"
+    except ImportError as error:
+        remedy = f"needs {error.name}; pip install 'transformer[wandb]', or leave it empty"
         raise SettingsError(f"train.wandb_project={project!r}: {remedy}") from None
     return wandb
