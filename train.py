@@ -33,7 +33,7 @@ from transformer.generation import exact_match, generate_text
 from transformer.nn.model import Transformer
 from transformer.ops.sampling import Sampling
 from transformer.planning.accounting import flops_per_token
-from transformer.settings import SettingsError
+from transformer.settings import SettingsError, check
 from transformer.sharding import ShardingError
 from transformer.spec import SpecError
 from transformer.tokenizer import Tokenizer
@@ -131,6 +131,7 @@ def sampler(run: Run):
 
 def run_flags(flags: argparse.Namespace, overrides: list[tuple[str, str]], log: logging.Logger) -> None:
     """Meets the other processes and trains."""
+    check(bool(flags.workdir.strip()), "--workdir", flags.workdir, "name a directory, such as runs/mini")
     values = load_config(flags.config).to_dict()
     if flags.init_from:
         start_from(flags.init_from, values, overrides)

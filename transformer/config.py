@@ -44,6 +44,8 @@ def load_config(reference: str) -> ConfigDict:
         found = page.get_config(*([size] if size else []))
     except (ValueError, TypeError) as error:
         raise SettingsError(f"config={reference!r}: {error}") from None
+    except Exception as error:  # whatever a page of the user's own may raise
+        raise SettingsError(f"config={reference!r}: get_config fails ({type(error).__name__}: {error})") from error
     if not isinstance(found, ConfigDict):
         raise SettingsError(f"config={reference!r}: get_config gives {type(found).__name__}, expected a ConfigDict")
     if not options:

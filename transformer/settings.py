@@ -137,6 +137,7 @@ class Train:
         check(kind == "float32" or self.accumulate > 1, "train.accumulate_dtype", kind, remedy)
         for name in ("steps", "accumulate", "eval_batches", "keep_checkpoints", "sample_tokens", "log_every"):
             check(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "use at least 1")
+        check(self.steps < 2**31, "train.steps", self.steps, "use at most 2**31 - 1: steps are counted in 32 bits")
         for name in ("eval_every", "checkpoint_every", "sample_every", "norms_every", "check_replicas_every"):
             check(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "use 0 (never) or more steps")
         check(0 <= self.spike < math.inf, "train.spike", self.spike, "use 0 (off) or a few deviations, such as 6")

@@ -114,9 +114,20 @@ class Workdir:
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the run was trained with."""
-        config = self.read_config()
-        name = config["data"]["tokenizer"]
-        return load_tokenizer(name if name == "bytes" else self.path / Path(name).name, "init_from" in config)
+        return load_tokenizer(self.tokenizer_name(), "init_from" in self.read_config())
+
+    def tokenizer_name(self) -> str:
+        """What names it: "bytes", or the path of the copy.
+
+        Raises:
+          WorkdirError: no run here, or its config names none.
+        """
+        data = self.read_config().get("data")
+        name = data.get("tokenizer") if isinstance(data, dict) else None
+        if not isinstance(name, str):
+            why = "names no tokenizer (data.tokenizer); restore it or use another workdir"
+            raise WorkdirError(f"{self._config_file}: {why}")
+        return name if name == "bytes" else str(self.path / Path(name).name)
 
     @property
     def manager(self) -> ocp.CheckpointManager:

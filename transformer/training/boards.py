@@ -126,7 +126,7 @@ class WeightsAndBiases:
             )
         except self._wandb.Error as error:
             remedy = "run `wandb login`, set WANDB_MODE=offline, or leave it empty"
-            raise SettingsError(f"train.wandb_project={project!r}: {error}; {remedy}") from None
+            raise SettingsError(f"train.wandb_project={project!r}: {str(error).rstrip('.')}; {remedy}") from None
 
     def show(self, step: int, shown: Shown) -> None:
         """Hands all of it to the process that sends it."""
