@@ -58,7 +58,8 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str
     parser.add_argument(
         "--config",
         default="configs/llama3.py:mini",
-        help="FILE.py[:size] or FAMILY[:size], and fields behind it: llama3:mini,train.steps=100 (%(default)s)",
+        help="FILE.py[:size] or FAMILY[:size], and fields behind it: llama3:mini,train.steps=100; or a run's "
+        "config.json (%(default)s)",
     )
     parser.add_argument(
         "--init-from",
