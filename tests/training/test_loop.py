@@ -69,7 +69,7 @@ def test_stopped_and_resumed_is_the_straight_run(corpus, straight, tmp_path, mon
     record = _Loop._record
 
     def interrupt(self, step, kind, values):
-        record(self, step, kind, values)
+        record(self, step, kind, *told)
         if step == stop_at and kind == "train":
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -90,8 +90,8 @@ def test_what_was_not_saved_is_done_again(corpus, straight, tmp_path, monkeypatc
     run = config.resolve(a_config(corpus))
     record = _Loop._record
 
-    def crash(self, step, kind, values):
-        record(self, step, kind, values)
+    def crash(self, step, kind, *told):
+        record(self, step, kind, *told)
         if step == 8:
             raise RuntimeError("power cut")
 
