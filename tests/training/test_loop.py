@@ -68,7 +68,7 @@ def test_stopped_and_resumed_is_the_straight_run(corpus, straight, tmp_path, mon
     run = config.resolve(a_config(corpus))
     record = _Loop._record
 
-    def interrupt(self, step, kind, values):
+    def interrupt(self, step, kind, *told):
         record(self, step, kind, *told)
         if step == stop_at and kind == "train":
             os.kill(os.getpid(), signal.SIGTERM)
