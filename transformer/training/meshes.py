@@ -86,15 +86,14 @@ def name_of(sizes: Sizes) -> str:
 
 
 def tiny_run(family: str, devices: int, sizes: Sizes, accumulate: int = 1) -> config.Run:
-    """A run of the tiny size, a row for each device and microbatch, whose loss has every term that the family can have.
+    """A run of the tiny size, a row for each device and microbatch; all that can be balanced is.
 
     Without momentum and clipping, the optimiser's first moment is the gradient itself.
     """
     page = config.load_config(f"{family}:tiny")
     page.data.update(dict(seq_len=LENGTH, batch_size=devices * accumulate))
     page.optimizer.update(dict(b1=0.0, clip_norm=math.inf, warmup_steps=0, schedule="constant"))
-    smoothing = 0.0 if page.train.mtp_weight else 0.1  # they exclude each other
-    page.train.update(dict(steps=10, accumulate=accumulate, label_smoothing=smoothing, z_loss=0.05))
+    page.train.update(dict(steps=10, accumulate=accumulate))
     page.mesh.update(dict.fromkeys(sharding.MESH_AXES, 1) | sizes)
     mixtures = _mixtures(families.build_spec(page.model.to_dict()))
     if mixtures:
