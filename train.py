@@ -33,7 +33,7 @@ from transformer.generation import exact_match, generate_text
 from transformer.nn.model import Transformer
 from transformer.ops.sampling import Sampling
 from transformer.planning.accounting import flops_per_token
-from transformer.settings import SettingsError
+from transformer.settings import SettingsError, check
 from transformer.sharding import ShardingError
 from transformer.spec import SpecError
 from transformer.tokenizer import Tokenizer
@@ -58,7 +58,8 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str
     parser.add_argument(
         "--config",
         default="configs/llama3.py:mini",
-        help="FILE.py[:size] or FAMILY[:size], and fields behind it: llama3:mini,train.steps=100 (%(default)s)",
+        help="FILE.py[:size] or FAMILY[:size], and fields behind it: llama3:mini,train.steps=100; or a run's "
+        "config.json (%(default)s)",
     )
     parser.add_argument(
         "--init-from",
@@ -131,6 +132,7 @@ def sampler(run: Run):
 
 def run_flags(flags: argparse.Namespace, overrides: list[tuple[str, str]], log: logging.Logger) -> None:
     """Meets the other processes and trains."""
+    check(bool(flags.workdir.strip()), "--workdir", flags.workdir, "name a directory, such as runs/mini")
     values = load_config(flags.config).to_dict()
     if flags.init_from:
         start_from(flags.init_from, values, overrides)

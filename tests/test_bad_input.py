@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,8 @@ TEXT = "A sentence about nothing much, with a number of words in it, again and a
 
 @pytest.fixture(autouse=True)
 def nothing_compiles(monkeypatch):
-    """Who comes as far as the training step was let through."""
+    """Who comes as far as the training step was let through. Nor is there a package that few have."""
+    monkeypatch.setitem(sys.modules, "wandb", None)
 
     def reached(*_):
         raise AssertionError("not refused: the training step would be compiled")
@@ -68,6 +70,11 @@ FIELDS = {
     "balance without experts": ("balance.auxiliary=0.1", "balance.auxiliary=0.1", "set it to 0"),
     "host memory on a CPU": ("optimizer.moments_memory=pinned_host", "moments_memory='pinned_host'", "device"),
     "remat of no point": ("compute.remat=names,compute.remat_names=('qkv',)", "'qkv'", "use some of"),
+    "more steps than can be counted": ("train.steps=9999999999", "train.steps=9999999999", "2**31 - 1"),
+    "an army of workers": ("data.workers=100000", "data.workers=100000", "a core or two"),
+    "a number for groups": ("optimizer.groups=3", "optimizer.groups=3", "write ({'axes': …},)"),
+    "a mixture that is no literal": ("data.source=mixture,data.mixture=({'weight':nan},)", "nan", "{'weight': …}"),
+    "a project without its packages": ("train.wandb_project=p", "train.wandb_project='p'", "transformer[wandb]"),
     "a mixture of nothing": ("data.source=mixture", "data.mixture", "components"),
 }  # fmt: skip
 
@@ -174,6 +181,19 @@ def test_a_source_that_is_none(capsys, tmp_path):
     (tmp_path / "empty").mkdir()
     assert "config.json" in said(capsys, tmp_path, f"--init-from={tmp_path / 'empty'}")
     assert "convert it first" in said(capsys, tmp_path, "--init-from=model.gguf")
+
+
+def test_a_workdir_without_a_name(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "--workdir='': name a directory" in said(capsys, tmp_path, "--workdir=")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_config_page_that_fails(capsys, tmp_path):
+    page = tmp_path / "page.py"
+    page.write_text("def get_config():\n    return {}['size']\n")
+    line = said(capsys, tmp_path, size=str(page))
+    assert f"config='{page}': get_config fails (KeyError: 'size')" in line
 
 
 def test_a_window_of_the_profiler(capsys, tmp_path):

@@ -1,5 +1,7 @@
 """Config pages are found, validated, and compared by field."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -31,7 +33,11 @@ def test_a_page_starts_from_the_default_settings():
     [
         ("llama9", "llama9.*unknown; use one of .*gpt2"),
         ("gpt2:huge", "huge.*unknown; use one of tiny, small"),
-        ("configs/none.py", "no such file"),
+        ("configs/none.py", "no such page"),
+        ("README.md:tiny", "README.md.*unknown; use one of"),
+        ("./README.md:tiny", "no such page"),
+        ("none/config.json", "can't be read .*give a run's config.json"),
+        ("runs/config.json:tiny", "has no sizes"),
         ("configs/common.py", "no get_config"),
         ("gpt2:tiny,train.stepps=3", "train.stepps.*did you mean train.steps"),
         ("gpt2:tiny,3", "'3' behind the size is no field=value"),
@@ -41,6 +47,20 @@ def test_a_page_starts_from_the_default_settings():
 def test_wrong_references_are_told(reference, match):
     with pytest.raises(SettingsError, match=match):
         config.load_config(reference)
+
+
+def test_a_runs_own_config_names_it(tmp_path):
+    """What a workdir keeps gives the run again, its groups and tuples too; anything else is refused."""
+    options = "optimizer.groups=({'axes': ('vocab',), 'lr': 0.5},),optimizer.clip_norm=1e999,seed=3"
+    run, file = config.resolve(config.load_config(f"t5:tiny,{options}")), tmp_path / "config.json"
+    file.write_text(json.dumps(run.values, indent=2))
+    again = config.resolve(config.load_config(str(file)))
+    assert (again.spec, again.settings) == (run.spec, run.settings)
+    assert json.dumps(again.values, sort_keys=True) == json.dumps(run.values, sort_keys=True)
+    for text, said in (('{"model": ', "damaged"), ("[1]", "not the config of a run")):
+        file.write_text(text)
+        with pytest.raises(SettingsError, match=said):
+            config.load_config(str(file))
 
 
 def test_fields_behind_a_size_are_overrides():

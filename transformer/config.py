@@ -4,6 +4,7 @@ import ast
 import difflib
 import importlib
 import importlib.util
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from ml_collections import ConfigDict
 
 from transformer import families
 from transformer.mapping import from_mapping
-from transformer.settings import Settings, SettingsError
+from transformer.settings import Settings, SettingsError, check
 from transformer.spec import Model
 
 
@@ -27,7 +28,9 @@ class Run:
 
 
 def load_config(reference: str) -> ConfigDict:
-    """The config that "configs/llama3.py:8b", "llama3:8b" or "llama3" (the page's default size) names.
+    """The config that "configs/llama3.py:8b", "llama3:8b" or "llama3" (the page's default size) names, or a run's own.
+
+    That is "runs/mini/config.json", which a workdir keeps.
 
     Fields may follow, so that one text names a run of a sweep: "llama3:mini,train.steps=100,optimizer.peak_lr=1e-2".
     Values are written as for `override`.
@@ -36,6 +39,10 @@ def load_config(reference: str) -> ConfigDict:
       SettingsError: no such page, size or field, or a page without get_config.
     """
     name, _, rest = reference.partition(":")
+    if name.endswith(".json"):
+        remedy = "a run's config has no sizes; set its fields by --config.group.field=value"
+        check(not rest, "config", reference, remedy)
+        return _of_run(name)
     size, *options = _parts(rest)
     page = _page_at(name) if name.endswith(".py") or os.sep in name else _page_named(name)
     if not hasattr(page, "get_config"):
@@ -44,6 +51,8 @@ def load_config(reference: str) -> ConfigDict:
         found = page.get_config(*([size] if size else []))
     except (ValueError, TypeError) as error:
         raise SettingsError(f"config={reference!r}: {error}") from None
+    except Exception as error:  # whatever a page of the user's own may raise
+        raise SettingsError(f"config={reference!r}: get_config fails ({type(error).__name__}: {error})") from error
     if not isinstance(found, ConfigDict):
         raise SettingsError(f"config={reference!r}: get_config gives {type(found).__name__}, expected a ConfigDict")
     if not options:
@@ -73,9 +82,22 @@ def _parts(text: str) -> list[str]:
     return parts
 
 
+def _of_run(path: str) -> ConfigDict:
+    try:
+        with open(path, encoding="utf-8") as file:
+            values = json.load(file)
+    except OSError as error:
+        raise SettingsError(f"config={path!r}: can't be read ({error.strerror}); give a run's config.json") from None
+    except ValueError as error:
+        raise SettingsError(f"config={path!r}: damaged ({error}); give a run's config.json") from None
+    if not (isinstance(values, dict) and isinstance(values.get("model"), dict)):
+        raise SettingsError(f"config={path!r}: not the config of a run (no model); give a run's config.json")
+    return ConfigDict(values)
+
+
 def _page_at(path: str):
-    if not os.path.isfile(path):
-        raise SettingsError(f"config={path!r}: no such file; give a page such as configs/llama3.py:mini")
+    if not (os.path.isfile(path) and path.endswith(".py")):
+        raise SettingsError(f"config={path!r}: no such page; give one such as configs/llama3.py:mini")
     loader = importlib.util.spec_from_file_location("_config_page", path)
     page = importlib.util.module_from_spec(loader)
     try:

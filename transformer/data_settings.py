@@ -64,7 +64,9 @@ class Data:
         check(self.batch_size >= 1, "data.batch_size", self.batch_size, "use at least 1 row")
         fraction = self.validation_fraction
         check(0 < fraction < 1, "data.validation_fraction", fraction, "use a fraction between 0 and 1, such as 0.05")
-        check(self.workers >= 0, "data.workers", self.workers, "use 0 (a thread) or a number of processes")
+        check(
+            0 <= self.workers <= 1024, "data.workers", self.workers, "use 0 (a thread), or a process for a core or two"
+        )
         check(self.seed >= 0, "data.seed", self.seed, "use 0 or more")
         self._check_source()
         self._check_objective()

@@ -74,11 +74,13 @@ def run(args: argparse.Namespace) -> None:
 
     if args.json and not Path(args.json).absolute().parent.is_dir():
         raise ValueError(f"--json={args.json}: there is no such directory; make it first")
+    if args.json and Path(args.json).is_dir():
+        raise ValueError(f"--json={args.json}: a directory; name a file in it")
     texts = read_texts(args.file)
-    if args.workdir:
+    if args.workdir is not None:
         source = sources.TrainedRun(args.workdir)
     else:
-        source = sources.HuggingFace(args.hf) if args.hf else sources.GGUF(args.gguf)
+        source = sources.HuggingFace(args.hf) if args.hf is not None else sources.GGUF(args.gguf)
     length = _default_length(args.workdir, source.spec.max_length) if args.length is None else args.length
     stride = check_rows(source.spec, length, args.stride, args.batch_size)
     name = args.tokenizer or source.tokenizer_name()
@@ -114,7 +116,9 @@ def read_texts(names: list[str]) -> dict[str, str]:
     texts = {}
     for name in names:
         found = (
-            {"stdin": sys.stdin.buffer.read} if name == "-" else {f: Path(f).read_bytes for f in files.matched([name])}
+            {"stdin": sys.stdin.buffer.read}
+            if name == "-"
+            else {f: Path(f).read_bytes for f in files.matched([name], "--file")}
         )
         texts |= {file: _decoded(read(), file) for file, read in found.items()}
     empty = [name for name, text in texts.items() if not text]
@@ -131,9 +135,10 @@ def _decoded(content: bytes, name: str) -> str:
 
 
 def _default_length(workdir: str | None, longest: int) -> int:
+    from transformer import config
     from transformer.checkpoints.workdir import Workdir
 
-    trained = Workdir(workdir).read_config()["data"]["seq_len"] if workdir else longest
+    trained = config.resolve(Workdir(workdir).read_config()).settings.data.seq_len if workdir is not None else longest
     return min(trained, longest, LENGTH)
 
 

@@ -46,7 +46,7 @@ def _coerce(hint: Any, value: Any, name: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         return _coerce_union(args, value, name)
     if origin is tuple:
-        check(isinstance(value, list | tuple), name, value, f'expected a list; write ("{value}",) for one item')
+        check(isinstance(value, list | tuple), name, value, f"expected a list; {_list_of(args[0], value)}")
         return tuple(_coerce(args[0], item, f"{name}[{i}]") for i, item in enumerate(value))
     if origin is dict:
         check(isinstance(value, Mapping), name, value, "expected a group of fields")
@@ -55,6 +55,13 @@ def _coerce(hint: Any, value: Any, name: str) -> Any:
         return float(value)
     check(type(value) is hint, name, value, f"expected {hint.__name__}, got {type(value).__name__}")
     return value
+
+
+def _list_of(item: Any, value: Any) -> str:
+    """How to write one where `value` stands."""
+    if dataclasses.is_dataclass(item):
+        return f"write ({{'{dataclasses.fields(item)[0].name}': …}},) for one group of fields, its texts in quotes"
+    return f'write ("{value}",) for one item'
 
 
 def _coerce_union(args: tuple[Any, ...], value: Any, name: str) -> Any:

@@ -34,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if not args.out.absolute().parent.is_dir():
             raise ValueError(f"{args.out}: no directory {args.out.parent}; make it first")
+        if args.out.is_dir():
+            raise ValueError(f"{args.out}: a directory; name a file in it, such as {args.out / 'report.html'}")
         text = page(args.workdir, args.language, args.theme)
         args.out.write_text(text, encoding="utf-8")
     except (ImportError, ValueError, OSError) as error:

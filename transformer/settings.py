@@ -120,6 +120,7 @@ class Train:
     checkpoint_every: int = 100
     keep_checkpoints: int = 2
     norms_every: int = 0  # how large gradients, parameters and activations of each layer are is recorded
+    wandb_project: str = ""  # of Weights & Biases, which then shows what TensorBoard does; needs the extra wandb
     check_replicas_every: int = 0  # steps after which copies of parameters and state on all devices are compared
     spike: float = (
         0.0  # standard deviations that a loss may lie above its running mean, else the step is skipped; 0: any
@@ -136,6 +137,7 @@ class Train:
         check(kind == "float32" or self.accumulate > 1, "train.accumulate_dtype", kind, remedy)
         for name in ("steps", "accumulate", "eval_batches", "keep_checkpoints", "sample_tokens", "log_every"):
             check(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "use at least 1")
+        check(self.steps < 2**31, "train.steps", self.steps, "use at most 2**31 - 1: steps are counted in 32 bits")
         for name in ("eval_every", "checkpoint_every", "sample_every", "norms_every", "check_replicas_every"):
             check(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "use 0 (never) or more steps")
         check(0 <= self.spike < math.inf, "train.spike", self.spike, "use 0 (off) or a few deviations, such as 6")

@@ -86,6 +86,9 @@ def train(settings: Data, flags: argparse.Namespace) -> None:
     Raises:
       SettingsError: the texts can't be read, the vocabulary is too small, or the directory can't be written.
     """
+    check(bool(flags.output), "--output", flags.output, "name a directory, such as tok")
+    check(flags.sentinels >= 0, "--sentinels", flags.sentinels, "use 0 (none) or more")
+    check(all(flags.special), "--special", flags.special, "a token has at least one character; leave the empty one out")
     sentinels = [f"<extra_id_{n}>" for n in range(flags.sentinels)]
     specials = [*ROLES.values(), *["[MASK]"] * flags.mask, *sentinels, *flags.special]
     check(len(set(specials)) == len(specials), "--special", flags.special, "name each special token once")
@@ -134,6 +137,8 @@ def inspect(run: Run, flags: argparse.Namespace) -> None:
     settings = run.settings.data
     tokenizer = load_tokenizer(settings.tokenizer)
     if flags.text is not None:
+        text = flags.text.encode(errors="replace").decode()
+        check(text == flags.text, "text", text, "is not UTF-8, as the terminal gave it; give one that is")
         console.print(table_of(tokenizer, flags.text))
         ids = tokenizer.encode(flags.text)
         console.print(f"{len(ids):,} tokens, {bytes_per_token(tokenizer, [flags.text]):.2f} bytes a token")

@@ -1,12 +1,11 @@
-"""The picture of the experts' load, in TensorBoard and as PNG."""
+"""What is told of a step: the experts' load, waits, and lines."""
 
 import json
-import struct
-import zlib
 
 import jax.numpy as jnp
 import numpy as np
 
+from tests.training.test_boards import decoded
 from transformer.training import metrics
 
 LAYERS = {
@@ -21,31 +20,10 @@ LAYERS = {
 }  # fmt: skip
 
 
-def decoded(png: bytes) -> np.ndarray:
-    """The pixels of an unfiltered 8-bit grey PNG, every checksum checked."""
-    assert png[:8] == b"\x89PNG\r\n\x1a\n"
-    chunks, at = {}, 8
-    while at < len(png):
-        (size,) = struct.unpack(">I", png[at : at + 4])
-        kind, data = png[at + 4 : at + 8], png[at + 8 : at + 8 + size]
-        assert struct.unpack(">I", png[at + 8 + size : at + 12 + size])[0] == zlib.crc32(kind + data)
-        chunks[kind], at = data, at + 12 + size
-    width, height, depth, colour = struct.unpack(">IIBB", chunks[b"IHDR"][:10])
-    assert (depth, colour) == (8, 0) and chunks[b"IEND"] == b""
-    rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, width + 1)
-    assert not rows[:, 0].any()
-    return rows[:, 1:]
-
-
-def test_png_holds_the_pixels():
-    pixels = np.random.default_rng(0).integers(0, 256, (5, 7), dtype=np.uint8)
-    np.testing.assert_array_equal(decoded(metrics.png(pixels)), pixels)
-
-
 def test_load_of_the_experts_is_logged_by_layer(tmp_path):
     log = metrics.MetricsLog(tmp_path, 0, False)
     written = []
-    log._board._write = lambda step, summary: written.extend(summary.value)
+    log._boards[0]._write = lambda step, summary: written.extend(summary.value)
     log.write(3, "train", metrics.plain({"loss": jnp.float32(2.0), "experts": LAYERS}))
     log.close()
     record = json.loads((tmp_path / "metrics.jsonl").read_text())

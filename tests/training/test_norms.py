@@ -17,7 +17,7 @@ from transformer.training.profile import Profiler, parse_window
 def test_norms_are_those_of_each_layer():
     run = a_run("gpt2")
     model, params, batch = Transformer(run.spec), common.params("gpt2"), a_batch(run.spec.vocab_size)
-    norms = jax.jit(make_norms(model, run.settings))(params, batch)
+    norms, spread = jax.jit(make_norms(model, run.settings))(params, batch)
     grads, _ = jax.jit(lambda p, b: steps.gradients(model, p, b, 1))(params, batch)
     path = "decoder/body/block_0/ffn/up/kernel"
     kernel, grad = (tree["decoder"]["body"]["block_0"]["ffn"]["up"]["kernel"] for tree in (params, grads))
@@ -25,6 +25,11 @@ def test_norms_are_those_of_each_layer():
         want = [np.linalg.norm(layer) for layer in np.asarray(x)]
         np.testing.assert_allclose(norms[f"{kind}/{path}"], want, rtol=1e-5)
     assert norms["gradient/embedding/token"].shape == ()
+    assert spread.keys() == {name for name in norms if not name.startswith("activation/")}
+    for kind, x in (("parameter", kernel), ("gradient", grad)):
+        found = spread[f"{kind}/{path}"]
+        assert np.sum(found.counts) == x.size
+        np.testing.assert_allclose([found.edges[0], found.edges[-1]], [x.min(), x.max()], rtol=1e-4, atol=1e-7)
     total = np.sqrt(sum(np.sum(np.square(x)) for name, x in norms.items() if name.startswith("gradient/")))
     np.testing.assert_allclose(total, np.sqrt(sum(np.sum(np.square(g)) for g in jax.tree.leaves(grads))), rtol=1e-5)
     texts = batch["tokens"], batch["positions"], batch["segment_ids"]
@@ -38,7 +43,7 @@ def test_norms_are_those_of_each_layer():
 def test_every_layer_of_every_stack_is_told(family):
     run = a_run(family)
     batch = a_batch(run.spec.vocab_size, sourced=common.reads_source(family))
-    norms = jax.eval_shape(make_norms(Transformer(run.spec), run.settings), common.params(family), batch)
+    norms, _ = jax.eval_shape(make_norms(Transformer(run.spec), run.settings), common.params(family), batch)
     told = sum(int(np.prod(x.shape)) for name, x in norms.items() if name.startswith("activation/"))
     assert told == len(run.spec.layers)
 

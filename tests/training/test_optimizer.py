@@ -16,8 +16,10 @@ from transformer.checkpoints.workdir import Workdir
 from transformer.nn import initial
 from transformer.nn.model import Transformer
 from transformer.settings import Group, Optimizer, Settings, SettingsError, Train
-from transformer.training import guard, loop
+from transformer.tokenizer import load_tokenizer
+from transformer.training import data, guard, loop
 from transformer.training import step as steps
+from transformer.training.examples import shape_of
 from transformer.training.optimizer import decays, learning_rate, make_optimizer, matrix_axes, weight_decays
 from transformer.training.state import abstract_state, init_state
 
@@ -267,17 +269,30 @@ def test_the_average_is_what_generates(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, found, state.average)
 
 
+def entropy_of_targets(run) -> float:
+    """Nats a target of what is held out: the least that a model without context comes to, whatever it has learnt."""
+    d = run.settings.data
+    batches = data.validation_batches(
+        d, load_tokenizer(d.tokenizer), shape_of(run.spec), run.settings.train.eval_batches
+    )
+    counts = np.bincount(np.concatenate([batch["targets"][batch["weights"] > 0] for batch in batches]))
+    shares = counts[counts > 0] / counts.sum()
+    return -np.sum(shares * np.log(shares))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "inverse_sqrt", "constant", "wsd"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_optimiser_learns_the_default_task_on_every_schedule(name, schedule, tmp_path):
-    """The embedded text, by the loop itself: in 60 steps, well below what the frequency of bytes gives (2.9 nats)."""
-    rates = {"adamw": 1e-2, "adafactor": 0.3, "lion": 2e-3, "muon": 1e-2}
+    """The embedded text, by the loop itself: 60 steps lead well below what the frequencies of bytes can give."""
+    rates = {"adamw": 1e-2, "adafactor": 0.1, "lion": 2e-3, "muon": 1e-2}
     page = config.load_config("llama3:tiny")
     page.data.update(dict(seq_len=64, batch_size=16))
     page.train.update(dict(steps=60, eval_every=0, checkpoint_every=0, eval_batches=4))
     page.optimizer.update(dict(name=name, schedule=schedule, peak_lr=rates[name], warmup_steps=5))
     if schedule in ("inverse_sqrt", "constant"):
         page.optimizer.end_lr_fraction = Optimizer.end_lr_fraction
-    result = loop.train(config.resolve(page), tmp_path, quiet=True)
-    assert result.finished and result.evaluation["loss"] < 2.8, result.evaluation
+    run = config.resolve(page)
+    limit, result = entropy_of_targets(run) - 0.4, loop.train(run, tmp_path, quiet=True)
+    evaluation, finished = result.evaluation, result.finished
+    assert finished and evaluation["loss"] < limit

@@ -135,8 +135,7 @@ class TrainedRun:
 
     def tokenizer_name(self) -> str:
         """The tokenizer that the run keeps a copy of."""
-        name = self._workdir.read_config()["data"]["tokenizer"]
-        return name if name == "bytes" else str(self.path / Path(name).name)
+        return self._workdir.tokenizer_name()
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the run was trained with."""

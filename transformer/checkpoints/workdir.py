@@ -4,7 +4,7 @@ config.json              the resolved config, written once
 tokenizer.json           a copy of the Hugging Face tokenizer file, where the run uses one, and of what lies beside it
 checkpoints/STEP/        state (arrays), data (the reader's position), identity (what the tokenizer is), checksums
 damaged/STEP/            a checkpoint that a run found damaged before it went on from an earlier one
-metrics.jsonl, tensorboard/
+metrics.jsonl, tensorboard/; and wandb.id, wandb/ where a run is shown there, too
 
 Many processes share it: each writes its part of a checkpoint's arrays, process 0 all else.
 """
@@ -33,7 +33,7 @@ log = logging.getLogger("transformer")
 # Fields that a resumed run may change: they alter where and how often things happen, or rounding, not the run.
 FREE = ("data.workers", "data.cache",
         "mesh.", "train.log_every", "train.eval_", "train.checkpoint_every", "train.keep_", "train.sample_",
-        "train.watchdog_", "train.norms_", "train.check_replicas_", "optimizer.moments_memory",
+        "train.watchdog_", "train.norms_", "train.wandb_", "train.check_replicas_", "optimizer.moments_memory",
         "compute.attention", "compute.context_attention", "compute.decode_attention", "compute.expert_exchange",
         "compute.expert_buffer", "compute.remat", "compute.offload", "compute.unroll", "compute.loss_chunk",
         "compute.rules")  # fmt: skip
@@ -114,9 +114,20 @@ class Workdir:
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the run was trained with."""
-        config = self.read_config()
-        name = config["data"]["tokenizer"]
-        return load_tokenizer(name if name == "bytes" else self.path / Path(name).name, "init_from" in config)
+        return load_tokenizer(self.tokenizer_name(), "init_from" in self.read_config())
+
+    def tokenizer_name(self) -> str:
+        """What names it: "bytes", or the path of the copy.
+
+        Raises:
+          WorkdirError: no run here, or its config names none.
+        """
+        data = self.read_config().get("data")
+        name = data.get("tokenizer") if isinstance(data, dict) else None
+        if not isinstance(name, str):
+            why = "names no tokenizer (data.tokenizer); restore it or use another workdir"
+            raise WorkdirError(f"{self._config_file}: {why}")
+        return name if name == "bytes" else str(self.path / Path(name).name)
 
     @property
     def manager(self) -> ocp.CheckpointManager:

@@ -263,12 +263,14 @@ class Transformer(nn.Module):
         total, nats = self._weighed(order, trunk, targets, weights, call)
         for depth in range(self.spec.mtp.depth if mtp_weight else 0):
             ahead = depth + 1
-            # The tails, which have no such token, are seen by nothing but later tails.
-            x, _ = self._further(order, depth, x, _shift(tokens, -ahead, 0), positions, segment_ids)
             same = (_shift(positions, ahead, -1) == positions - ahead) & (positions >= ahead)
             if segment_ids is not None:
                 same &= _shift(segment_ids, ahead, 0) == segment_ids
             seen.append(same.astype(jnp.float32))
+            # Tails have no such token, but that of another document: as padding, they are seen by nothing and routed
+            # to no expert.
+            there = jnp.where(_shift(same, -ahead, False), positions, -1)
+            x, _ = self._further(order, depth, x, _shift(tokens, -ahead, 0), there, segment_ids)
             here = _shift(weights * seen[-1], -ahead, 0)
             more, found = self._weighed(order, x, _shift(targets, -ahead, 0), here, call)
             total = total + mtp_weight / self.spec.mtp.depth * more

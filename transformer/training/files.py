@@ -65,8 +65,8 @@ class Bad:
         self.first = self.first or told
 
 
-def matched(paths: Iterable[str]) -> list[str]:
-    """The files that `paths` (names or globs) match, each once, sorted.
+def matched(paths: Iterable[str], field: str = "data.paths") -> list[str]:
+    """The files that `paths` (names or globs), the value of `field`, match: each once, sorted.
 
     Raises:
       SettingsError: a path matches no file.
@@ -76,7 +76,7 @@ def matched(paths: Iterable[str]) -> list[str]:
         matches = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
         matches = [name for name in matches if os.path.isfile(name)]
         if not matches:
-            raise SettingsError(f"data.paths={pattern!r}: matches no file; give a file or a glob such as 'docs/*.txt'")
+            raise SettingsError(f"{field}={pattern!r}: matches no file; give a file or a glob such as 'docs/*.txt'")
         found.update(dict.fromkeys(os.path.realpath(name) for name in matches))
     return sorted(found)
 

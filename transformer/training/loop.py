@@ -18,10 +18,10 @@ from transformer.nn.model import Transformer
 from transformer.ops.experts import products
 from transformer.tokenizer import Tokenizer, load_tokenizer
 from transformer.training import balance as balancing
-from transformer.training import data, guard, metrics
+from transformer.training import boards, data, guard, metrics
 from transformer.training.examples import shape_of
 from transformer.training.feed import Feed
-from transformer.training.norms import make_norms
+from transformer.training.norms import compile_norms
 from transformer.training.objectives import make_objective
 from transformer.training.pairs import Pair
 from transformer.training.profile import Profiler
@@ -94,13 +94,14 @@ class _Loop:
         self.guard = ReplicaGuard(self.like) if train.check_replicas_every else None
         self.watchdog = Watchdog(train.watchdog_seconds)
         self.profiler = Profiler(profile, self.workdir.path / "profile")
-        self.norms = jax.jit(make_norms(self.model, self.settings), compiler_options=products.compiler_options())
+        self.norms = compile_norms(self.model, self.settings, self.mesh)
         self.train_step = compile_train_step(self.model, self.settings)
         eval_step = make_eval_step(self.model, train.mtp_weight)
         self.eval_step = jax.jit(eval_step, compiler_options=products.compiler_options())
 
     def _check(self, run: Run) -> None:
         settings = self.settings
+        boards.check_project(settings.train.wandb_project)
         balancing.check_balance(run.spec, settings.balance)
         self.mesh = sharding.make_mesh(settings.mesh)
         sharding.check_batch(settings.data.batch_size // settings.train.accumulate, self.mesh, settings.compute.rules)
@@ -142,9 +143,9 @@ class _Loop:
         """Restores or initialises, then steps to the end or to a signal."""
         state = self._initial_state()
         step, steps = int(state.step), self.settings.train.steps
+        with distributed.together("opening the log"), self.workdir.writing():
+            self.log = metrics.open_log(self.workdir, self.settings.train, step) if jax.process_index() == 0 else None
         self.progress = metrics.ProgressLine(step, steps, self.quiet)
-        with self.workdir.writing():
-            self.log = metrics.MetricsLog(self.workdir.path, step, step == steps) if jax.process_index() == 0 else None
         start = f"from {self.source['path']}" if self.source else "from scratch"
         self.progress.say(f"{self._headline()}; {f'resumed at step {step}' if step else start}")
         self.peak = metrics.peak_flops(self.settings.compute.dtype) if self.count_flops else None
@@ -224,7 +225,8 @@ class _Loop:
             self.progress.step(step)
             normed = train.norms_every and step % train.norms_every == 0
             if normed:
-                self._record(step, "norms", metrics.plain(self.norms(state.params, batch)))
+                norms, histograms = jax.device_get(self.norms(state.params, batch))
+                self._record(step, "norms", metrics.plain(norms), histograms)
             if self.guard and step % train.check_replicas_every == 0:
                 self.guard.check(state, step)
             evaluating = train.eval_every and step % train.eval_every == 0
@@ -256,10 +258,10 @@ class _Loop:
             values["mfu"] = rows * length * self.count_flops(length, source) / self.peak
         return values
 
-    def _record(self, step: int, kind: str, values: dict[str, Any]) -> None:
+    def _record(self, step: int, kind: str, values: dict[str, Any], histograms: dict[str, Any] | None = None) -> None:
         if self.log:
             with self.workdir.writing():
-                self.log.write(step, kind, values)
+                self.log.write(step, kind, values, histograms)
         if kind == "train":
             self.progress.record(step, values)
 

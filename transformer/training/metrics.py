@@ -1,13 +1,11 @@
-"""Where metrics go: a live progress line, JSONL, TensorBoard."""
+"""Where metrics go: a live progress line, JSONL, boards."""
 
 import contextlib
 import json
 import math
 import os
-import struct
 import time
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from transformer.checkpoints.workdir import Workdir
+from transformer.settings import Train
+from transformer.training.boards import Board, Histogram, Shown, TensorBoard, WeightsAndBiases
 
 # Dense bfloat16 peak of one device, FLOP/s, from the vendors' pages.
 PEAK_FLOPS = {
@@ -52,18 +54,6 @@ def plain(values: Any) -> Any:
     return jax.tree.map(lambda x: x.tolist(), jax.device_get(values))
 
 
-def png(pixels: np.ndarray) -> bytes:
-    """A grey picture uint8 [height, width] as PNG (ISO/IEC 15948)."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    height, width = pixels.shape
-    rows = b"".join(b"\0" + row.tobytes() for row in pixels)  # 0: no filter
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-
-
 class Clock:
     """Time between records, without compiling and evaluation.
 
@@ -98,11 +88,12 @@ class Clock:
 class MetricsLog:
     """Writes records of (step, values). A resumed run drops what was written after the step it resumes from."""
 
-    def __init__(self, workdir: Path, first_step: int, finished: bool):
+    def __init__(self, workdir: Path, first_step: int, finished: bool, boards: Sequence[Board] = ()):
+        """`boards` are those beside TensorBoard."""
         self._file = workdir / "metrics.jsonl"
         self._keep_until(first_step, finished)
         self._jsonl = self._file.open("a", encoding="utf-8")
-        self._board = _Board(workdir / "tensorboard", first_step + 1)
+        self._boards = TensorBoard(workdir / "tensorboard", first_step + 1), *boards
 
     def _keep_until(self, step: int, finished: bool) -> None:
         """A killed run may have logged steps that it never saved, and half a line; a finished one evaluates again."""
@@ -121,76 +112,59 @@ class MetricsLog:
         partial.write_text("".join(kept), encoding="utf-8")
         os.replace(partial, self._file)
 
-    def write(self, step: int, kind: str, values: dict[str, Any]) -> None:
-        """One record; `kind` is "train", "eval" or "norms"."""
+    def write(
+        self, step: int, kind: str, values: dict[str, Any], histograms: dict[str, Histogram] | None = None
+    ) -> None:
+        """One record; `kind` is "train", "eval" or "norms". Histograms are for the boards alone."""
         self._jsonl.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
         self._jsonl.flush()
-        for name, value in values.items():
-            if isinstance(value, int | float):
-                self._board.add(step, f"{kind}/{name}", simple_value=value)
-            elif isinstance(value, list):
-                self._board.add_histogram(step, f"{kind}/{name}", value)
-        if "experts" in values:
-            self._experts(step, kind, values["experts"])
-        self._board.flush()
-
-    def _experts(self, step: int, kind: str, layers: dict[str, dict[str, Any]]) -> None:
-        """The worst layer's numbers, and a picture: a row a layer, a column an expert, mid-grey for an even share."""
-        for name in ("violation", "dropped"):
-            worst = max(np.max(layer[name]) for layer in layers.values())
-            self._board.add(step, f"{kind}/experts/{name}", simple_value=worst)
-        lowest = min(np.min(layer["entropy"]) for layer in layers.values())
-        self._board.add(step, f"{kind}/experts/entropy", simple_value=lowest)
-        for name, layer in layers.items():
-            share = np.atleast_2d(layer["share"])
-            pixels = np.clip(share * share.shape[1] * 127, 0, 255).astype(np.uint8).repeat(8, axis=0).repeat(8, axis=1)
-            image = dict(height=pixels.shape[0], width=pixels.shape[1], colorspace=1, encoded_image_string=png(pixels))
-            self._board.add(step, f"{kind}/experts/{name}", image=image)
+        scalars = {f"{kind}/{name}": x for name, x in values.items() if isinstance(x, int | float)}
+        spread = {f"{kind}/{name}": x for name, x in values.items() if isinstance(x, list)}
+        experts = values.get("experts", {})
+        scalars |= {f"{kind}/experts/{name}": x for name, x in _worst(experts).items()}
+        pictures = {f"{kind}/experts/{name}": _picture(layer["share"]) for name, layer in experts.items()}
+        drawn = {tag: Histogram.of(x) for tag, x in spread.items()}
+        drawn |= {f"numbers/{name}": x for name, x in (histograms or {}).items() if np.isfinite(x.edges).all()}
+        self._show(step, Shown(scalars, drawn, pictures))
 
     def text(self, step: int, name: str, text: str) -> None:
-        """A text, for TensorBoard."""
-        self._board.add_text(step, name, text)
-        self._board.flush()
+        """A text, for the boards."""
+        self._show(step, Shown(texts={name: text}))
+
+    def _show(self, step: int, shown: Shown) -> None:
+        for board in self._boards:
+            board.show(step, shown)
 
     def close(self) -> None:
-        """Flushes and closes both."""
+        """Flushes and closes all."""
         self._jsonl.close()
-        self._board.close()
+        for board in self._boards:
+            board.close()
 
 
-class _Board:
-    """An event file of TensorBoard, written where it is called: an error of the disk is raised, and loses no thread."""
+def open_log(workdir: Workdir, train: Train, step: int) -> MetricsLog:
+    """The log of a run that goes on from `step`.
 
-    def __init__(self, folder: Path, first_step: int):
-        from tensorboardX import summary  # slow to import, and only training needs it
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto import event_pb2, summary_pb2
+    Raises:
+      SettingsError: Weights & Biases lets nobody in.
+    """
+    project, path = train.wandb_project, workdir.path
+    boards = [WeightsAndBiases(project, path, workdir.read_config())] if project else []
+    return MetricsLog(path, step, step == train.steps, boards)
 
-        folder.mkdir(exist_ok=True)
-        self._event, self._summary, self._text = event_pb2.Event, summary_pb2.Summary, summary.text
-        self._histogram = summary.histogram
-        self._writer = EventsWriter(str(folder / "events"))
-        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)  # hides what a killed run wrote beyond
-        self._writer.write_event(self._event(wall_time=time.time(), step=first_step, session_log=start))
 
-    def add(self, step: int, tag: str, **value: Any) -> None:
-        """One value: a field of the protocol's Summary.Value."""
-        self._write(step, self._summary(value=[self._summary.Value(tag=tag, **value)]))
+def _worst(layers: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Of all layers of experts."""
+    if not layers:
+        return {}
+    most = {name: max(float(np.max(layer[name])) for layer in layers.values()) for name in ("violation", "dropped")}
+    return {**most, "entropy": min(float(np.min(layer["entropy"])) for layer in layers.values())}
 
-    def add_text(self, step: int, tag: str, text: str) -> None:
-        self._write(step, self._text(tag, text))
 
-    def add_histogram(self, step: int, tag: str, values: list[float]) -> None:
-        self._write(step, self._histogram(tag, np.asarray(values), bins="auto"))
-
-    def _write(self, step: int, summary: Any) -> None:
-        self._writer.write_event(self._event(wall_time=time.time(), step=step, summary=summary))
-
-    def flush(self) -> None:
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
+def _picture(share: Sequence) -> np.ndarray:
+    """A row a layer, a column an expert, mid-grey for an even share."""
+    share = np.atleast_2d(share)
+    return np.clip(share * share.shape[1] * 127, 0, 255).astype(np.uint8).repeat(8, axis=0).repeat(8, axis=1)
 
 
 class ProgressLine:

@@ -25,11 +25,25 @@ class Curves:
 
 
 def read(workdir: str | Path) -> list[dict[str, Any]]:
-    """The records of a run's workdir, of a run in progress too; none where it has not reported yet."""
+    """The records of a run's workdir, of a run in progress too; none where it has not reported yet.
+
+    Raises:
+      ValueError: a line is no record.
+    """
     path = Path(workdir) / FILE
     # What is being written may end in the middle of a line.
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return [_record(line, f"{path}, line {i + 1}") for i, line in enumerate(lines) if line.endswith(b"\n")]
+
+
+def _record(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError:  # of JSON, or of UTF-8
+        record = None
+    if not (isinstance(record, dict) and {"step", "kind"} <= record.keys()):
+        raise ValueError(f"{where}: damaged, no record of a step; delete the line")
+    return record
 
 
 def series(records: list[dict[str, Any]], kind: str, name: str) -> tuple[tuple[int, ...], tuple[Any, ...]]:
