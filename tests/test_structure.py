@@ -35,6 +35,9 @@ FLOORS = {
     "transformer.checkpoints": 3,
     "transformer.config": 3,
     "transformer.chat": 3,
+    # Below the rooms: plans ask an optimiser what it keeps.
+    "transformer.training.guard": 3,
+    "transformer.training.optimizer": 3,
     "transformer.training": 4,
     "transformer.generation": 4,
     "transformer.planning": 4,

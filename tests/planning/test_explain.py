@@ -95,7 +95,7 @@ def test_seq_len_moves_the_scores_alone(capsys):
     [
         (["--config", "llama9"], "llama9"),
         (["--config", "llama3:9b"], "9b"),
-        (["--config", "configs/none.py:9b"], "no such file"),
+        (["--config", "configs/none.py:9b"], "no such page"),
         (["--config", "gpt2:xl", "--seq-len", "2000"], "at most 1024"),
         (["--config", "gpt2:xl", "--seq-len", "0"], "at least 1"),
     ],
