@@ -84,8 +84,8 @@ def _limits(found: data.Limits, reference: str, length: int, chip: str, look: Lo
     for told, seconds, color in (("bytes take", found.memory, "green"), ("products take", found.compute, "blue")):
         figure.add_bar(
             x=names, y=[s * 1e3 for s in seconds], name=look(told), marker_color=getattr(look.colors, color),
-            text=[f"{s * 1e3:.2g}" for s in seconds], textangle=0, textfont_size=10,
-            constraintext="none", textposition="outside", cliponaxis=False,
+            text=[f"{s * 1e3:.2g}" if s < 0.0995 else f"{s * 1e3:,.0f}" for s in seconds],
+            textangle=0, textfont_size=10, constraintext="none", textposition="outside", cliponaxis=False,
         )  # fmt: skip
     figure.update_xaxes(title_text=look("texts together"), type="category")
     figure.update_yaxes(title_text="ms", type="log", range=[-2, 3])

@@ -142,9 +142,10 @@ class Drawing:
             y, height = self.tops[slot]
             if slot in numbered:
                 text = f"<b>{' '.join(numbered[slot])}</b>"
-                self.note(WIDTH - 0.15, y + height / 2, text, xanchor="right", font=dict(size=19, color=red))
+                # On the edge, where no words are, however narrow the drawing.
+                self.note(WIDTH, y + height / 2, text, font=dict(size=19, color=red), bgcolor=self.look.colors.paper)
             elif part.role != "add" and (slot not in others or others[slot].facts != part.facts):
-                self.note(WIDTH - 0.3, y + height / 2, "●", font=dict(size=14, color=red))
+                self.note(WIDTH, y + height / 2, "●", font=dict(size=14, color=red))
 
     def seen(self, aspect: str) -> str:
         """The slot in which an aspect is said first."""
@@ -166,7 +167,7 @@ def family_table(
     lines = sum(max(len(row[aspect]) for aspect in data.ASPECTS) for row in rows)
     figure = go.Figure(
         go.Table(
-            columnwidth=[100, 150, 120, 130, 165, 140, 65, 90],
+            columnwidth=[90, 150, 115, 140, 205, 130, 60, 85],
             header=dict(
                 values=[f"<b>{look(key)}</b>" for key in ("family", *(f"aspect {name}" for name in data.ASPECTS))],
                 fill_color=c.line, font=dict(color=c.ink, size=13), align="left", height=32, line_color=c.line,
