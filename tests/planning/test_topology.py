@@ -39,6 +39,7 @@ def test_links_go_around_in_whole_rows(name, wrap):
     ("name", "message"),
     [
         ("v9:2x2", "unknown chip; use one of v4, v5e, v5p, v6e, tpu7x"),
+        ("v6e-32", "name a slice by the shape of its torus, such as v6e:4x4"),
         ("v5e:2x2x2", "v5e has 2 dimensions"),
         ("v5p:4x4x6", "no slice of v5p has this shape; the nearest are v5p:4x4x4 or v5p:4x4x8"),
         ("v5p:16x8x8", "the nearest are v5p:8x8x16 or"),

@@ -120,6 +120,10 @@ def of_topology(name: str) -> tuple[Chip, tuple[int, ...]]:
       SettingsError: no such chip, or not the sizes of its torus.
     """
     prefix, _, shape = name.partition(":")
+    kind, dash, _ = name.partition("-")
+    if dash and kind in CHIPS:  # as accelerator types are named, by a number of chips or of cores
+        remedy = f"name a slice by the shape of its torus, such as {_example(kind)}"
+        raise SettingsError(f"topology={name!r}: {remedy}")
     if prefix not in CHIPS:
         raise SettingsError(
             f"topology={name!r}: unknown chip; use one of {', '.join(CHIPS)}, such as {_example('v5p')}"

@@ -189,18 +189,21 @@ def check_state(asked: Asked) -> None:
     needed = memory.arguments(run.spec, run.settings, request.mesh, request.rows, request.length)
     if needed <= chip.offered:
         return
-    whole = needed * request.devices / request.slices
-    near = _smallest(whole, asked.topology.slices, chip) or _smallest(whole, asked.topology.slices, None)
-    remedy = f"the smallest slice where they leave room is {near.name}, split by fsdp" if near else "no slice has room"
+    near = _smallest(asked, chip) or _smallest(asked, None)
+    remedy = f"the smallest slice that holds a row on each device is {near.name}, split by fsdp" if near else ""
     raise SettingsError(
         f"{request.config}: parameters, moments and batch take {needed / 2**30:.1f} GiB of a device, and "
-        f"{request.topology} offers {chip.offered / 2**30:.2f}; {remedy}"
+        f"{request.topology} offers {chip.offered / 2**30:.2f}; {remedy or 'no slice holds a row on each device'}"
     )
 
 
-def _smallest(size: float, slices: int, chip: chips.Chip | None) -> Topology | None:
-    """The slice of fewest chips, of that chip or of any, whose devices have so many bytes and a quarter more."""
+def _smallest(asked: Asked, chip: chips.Chip | None) -> Topology | None:
+    """The slice of fewest chips, of that chip or of any, that holds a step by analysis and has a tenth to spare."""
+    run, length, slices = asked.run, asked.request.length, asked.topology.slices
     kinds = [chip] if chip else list(chips.CHIPS.values())
-    able = [t for kind in kinds for t in topology.offered(kind, slices)]
-    able = [t for t in able if 1.25 * size <= t.chip.offered * t.devices / t.slices]
-    return min(able, key=lambda t: t.chips, default=None)
+    for other in sorted((t for kind in kinds for t in topology.offered(kind, slices)), key=lambda t: t.chips):
+        mesh = {"slice": slices, "fsdp": other.devices // slices}
+        step = memory.train(run.spec, run.settings, mesh, other.devices, length, device_kind=other.chip.kind)
+        if step.total <= 0.9 * other.chip.offered:
+            return other
+    return None
