@@ -66,9 +66,7 @@ def test_refusals(page, slices, how, message):
 
 
 def test_what_fits_nowhere_is_told_before_compiling():
-    with pytest.raises(
-        SettingsError, match=r"smallest slice that holds a row on each device is tpu7x:2x2x2, split"
-    ):
+    with pytest.raises(SettingsError, match=r"smallest slice that holds a row on each device is tpu7x:2x2x2, split"):
         check_state(ask("llama3:70b", "v5e:2x4"))
     with pytest.raises(SettingsError, match=r"671b: parameters, moments and batch take .* on each device is tpu7x:"):
         check_state(ask("deepseek_v3:671b", "v5e:16x16"))
