@@ -12,7 +12,7 @@ from transformer import axes as ax
 from transformer import spec
 from transformer.nn.parameter import parameter
 from transformer.ops.norms import normalize
-from transformer.ops.products import product
+from transformer.ops.products import product, shift
 from transformer.ops.sums import Sums
 from transformer.settings import Compute
 
@@ -44,7 +44,7 @@ class Projection(nn.Module):
         y = product(x, parameter(self, "kernel", init, shape, self.names, summed), count, sums)
         if self.bias:
             zeros = nn.initializers.zeros_init()
-            y = y + parameter(self, "bias", zeros, self.outputs, self.names[count:]).astype(x.dtype)
+            y = shift(y, parameter(self, "bias", zeros, self.outputs, self.names[count:]))
         return y
 
 

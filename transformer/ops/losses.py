@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from transformer import axes as ax
 from transformer import sharding
-from transformer.ops.products import Weight
+from transformer.ops.products import Weight, over_tokens
 from transformer.ops.sums import Plan, Sums
 
 
@@ -100,13 +100,8 @@ def _forward(call: Call, x, table, bias, targets, weights):
 
         def step(sums, piece):
             rows, aims, shares = piece
-
-            def weighed(logits):
-                losses = _losses(plan, logits, aims)
-                return jnp.sum(shares * losses.trained), losses
-
-            (total, losses), d = jax.value_and_grad(weighed, has_aux=True)(_logits(rows, whole, offsets))
-            d_offsets, d = jnp.sum(d, axis=(0, 1)), d.astype(rows.dtype)
+            losses, d = _losses_and_gradient(plan, _logits(rows, whole, offsets), aims, shares)
+            total, d_offsets, d = jnp.sum(shares * losses.trained), jnp.sum(d, axis=(0, 1)), d.astype(rows.dtype)
             d_rows = plan.of_vocabulary(jax.lax.psum, jnp.einsum("btv,vd->btd", d, whole))
             sums = jax.tree.map(jnp.add, sums, (total, plan.table_gradient(rows, d), d_offsets))
             return sums, (d_rows, *losses)
@@ -187,8 +182,7 @@ class _Plan(NamedTuple):
 
     def table_gradient(self, rows: Array, d: Array) -> Array:
         """By some of this device's positions, in float32."""
-        terms = ("btd,btv->dv", rows, d) if self.turned() else ("btv,btd->vd", d, rows)
-        return jnp.einsum(*terms, preferred_element_type=jnp.float32)
+        return over_tokens(rows, d, 2) if self.turned() else over_tokens(d, rows, 2)
 
     def zeros(self, whole: Array) -> tuple[Array, Array, Array]:
         """What the sums of `weighed_cross_entropy` begin with: the loss, and the gradients of table and offsets."""
@@ -212,23 +206,76 @@ def _logits(x: Float[Array, "B t D"], table: Float[Array, "v D"], offsets: Float
 
 def _losses(plan: _Plan, logits: Float[Array, "B t v"], targets: Int[Array, "B t"]) -> Losses:
     """From this device's part of the logits."""
-    if plan.softcap is not None:
-        logits = plan.softcap * jnp.tanh(logits / plan.softcap)
+    return _Softmax.of(plan, logits).losses(plan, targets)
 
-    def total(x: Array) -> Array:
-        return plan.of_vocabulary(jax.lax.psum, jnp.sum(x, axis=-1))
 
-    top = plan.of_vocabulary(jax.lax.pmax, jax.lax.stop_gradient(jnp.max(logits, axis=-1)))
-    norm = top + jnp.log(total(jnp.exp(logits - top[..., None])))
-    first = jax.lax.axis_index(plan.parts) * logits.shape[-1] if plan.parts else 0
-    column = first + jnp.arange(logits.shape[-1], dtype=jnp.int32)
-    picked = total(jnp.where(column == targets[..., None], logits, 0))
-    trained = norm - picked
-    if plan.smoothing:
-        trained = norm - (1 - plan.smoothing) * picked - plan.smoothing / plan.size * total(logits)
+def _losses_and_gradient(
+    plan: _Plan, logits: Float[Array, "B t v"], targets: Int[Array, "B t"], weights: Float[Array, "B t"]
+) -> tuple[Losses, Float[Array, "B t v"]]:
+    """And the gradient of the sum of weights · what is trained on, written out: by the fewest walks over the logits."""
+    softmax = _Softmax.of(plan, logits)
+    slope = weights / softmax.total
     if plan.z:
-        trained = trained + plan.z * jnp.square(norm)
-    return Losses(norm - picked, trained)
+        slope = slope * (1 + 2 * plan.z * softmax.norm)
+    sure = weights * (1 - plan.smoothing)
+    d = softmax.exponentials * slope[..., None] - jnp.where(_aimed(plan, logits, targets), sure[..., None], 0)
+    if plan.smoothing:
+        d = d - (plan.smoothing / plan.size * weights)[..., None]
+    if plan.softcap is not None:
+        d = d * (1 - jnp.square(softmax.logits / plan.softcap))
+    return softmax.losses(plan, targets), d
+
+
+class _Softmax(NamedTuple):
+    """Of this device's part of the vocabulary.
+
+    Attributes:
+      logits: with the cap.
+      exponentials: of logits less the highest of all.
+      total: their sum over the whole vocabulary.
+      norm: log of the sum of the logits' own.
+    """
+
+    logits: Float[Array, "B t v"]
+    exponentials: Float[Array, "B t v"]
+    total: Float[Array, "B t"]
+    norm: Float[Array, "B t"]
+
+    @staticmethod
+    def of(plan: _Plan, logits: Float[Array, "B t v"]) -> "_Softmax":
+        if plan.softcap is not None:
+            logits = plan.softcap * jnp.tanh(logits / plan.softcap)
+        top = plan.of_vocabulary(jax.lax.pmax, jax.lax.stop_gradient(jnp.max(logits, axis=-1)))
+        exponentials = jnp.exp(logits - top[..., None])
+        total = _sum(plan, exponentials)
+        return _Softmax(logits, exponentials, total, top + jnp.log(total))
+
+    def losses(self, plan: _Plan, targets: Int[Array, "B t"]) -> Losses:
+        picked = _picked(plan, self.logits, targets)
+        trained = self.norm - picked
+        if plan.smoothing:
+            spread = plan.smoothing / plan.size * _sum(plan, self.logits)
+            trained = self.norm - (1 - plan.smoothing) * picked - spread
+        if plan.z:
+            trained = trained + plan.z * jnp.square(self.norm)
+        return Losses(self.norm - picked, trained)
+
+
+def _sum(plan: _Plan, x: Float[Array, "B t v"]) -> Float[Array, "B t"]:
+    return plan.of_vocabulary(jax.lax.psum, jnp.sum(x, axis=-1))
+
+
+def _aimed(plan: _Plan, logits: Float[Array, "B t v"], targets: Int[Array, "B t"]) -> Bool[Array, "B t v"]:
+    """True at the target's logit, if this device has it."""
+    first = jax.lax.axis_index(plan.parts) * logits.shape[-1] if plan.parts else 0
+    return first + jnp.arange(logits.shape[-1], dtype=jnp.int32) == targets[..., None]
+
+
+def _picked(plan: _Plan, logits: Float[Array, "B t v"], targets: Int[Array, "B t"]) -> Float[Array, "B t"]:
+    """The target's logit."""
+    if sharding.platform() == "cpu" and not plan.parts:  # a sum would be one more walk; a TPU adds it to another
+        return jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="clip")[..., 0]
+    return _sum(plan, jnp.where(_aimed(plan, logits, targets), logits, 0))
 
 
 def _walk(chunk: int, step: Callable, carry: Any, rows: tuple[Array, ...]) -> tuple[Any, Any]:

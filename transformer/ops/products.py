@@ -103,9 +103,22 @@ def product(x: Float[Array, "..."], weight: Weight, count: int, sums: Sums | Non
     Args:
       sums: of the weight's gradient, for x of [B, T, …] or [B, …]; None: as the compiler sums it.
     """
-    if sums is not None and not isinstance(weight, Quantized | Turned) and sums.needed():
-        return _summed_product(x, weight, count, sums)
-    return _product(x, weight, tuple(range(count)), None)
+    if isinstance(weight, Quantized | Turned):
+        return _product(x, weight, tuple(range(count)), None)
+    return _dense_product(x, weight, count, sums if sums is not None and sums.needed() else None)
+
+
+@jax.custom_vjp
+def shift(y: Float[Array, "..."], bias: Float[Array, "..."]) -> Float[Array, "..."]:
+    """y + bias, a bias of y's last axes, in the dtype of y. The bias's gradient is summed in float32."""
+    return y + bias.astype(y.dtype)
+
+
+def _shift_backward(bias: Array, d: Array) -> tuple[Array, Array]:
+    return d, jnp.sum(d.astype(jnp.float32), axis=range(d.ndim - bias.ndim)).astype(bias.dtype)
+
+
+shift.defvjp(lambda y, bias: (shift(y, bias), bias), _shift_backward)
 
 
 def scores(x: Float[Array, "B T D"], table: Weight) -> Float[Array, "B T V"]:
@@ -166,36 +179,52 @@ def _dot(x: Array, weight: Array, axes: tuple[tuple[int, ...], tuple[int, ...]],
     return y[:1] if lone else y
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _summed_product(x: Array, weight: Array, count: int, sums: Sums) -> Array:
-    """`product`, whose weight gradient is made on each device of its own tokens, summed once, and kept in parts.
+def over_tokens(x: Float[Array, "..."], d: Float[Array, "..."], lead: int) -> Float[Array, "..."]:
+    """Sums of products over the first `lead` axes of both, in float32: the gradient of a weight.
 
-    Left to itself, a compiler sums it whole on every device where it spans all of them (`sharding.scattered_sum`).
+    In the form that XLA:CPU has a library for (docs/performance.md): in float32 as matrices, as it would turn what is
+    summed over two axes; in bfloat16 with all axes, as it knows no sum over the first axis of matrices.
+    """
+    if x.dtype == jnp.float32:
+        x, d, lead = x.reshape(-1, *x.shape[lead:]), d.reshape(-1, *d.shape[lead:]), 1
+    tokens = tuple(range(lead))
+    return jax.lax.dot_general(x, d, ((tokens, tokens), ((), ())), preferred_element_type=jnp.float32)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _dense_product(x: Array, weight: Array, count: int, sums: Sums | None) -> Array:
+    """`product`, whose gradients are products of two matrices, that of the weight in its own layout and float32.
+
+    Left to itself, XLA:CPU makes it turned, of a turned copy of `d`, which takes up to five times as long
+    (docs/performance.md). With `sums`, each device makes it of its own tokens; it is summed once, and kept in parts: a
+    compiler would sum it whole on every device where it spans all of them (`sharding.scattered_sum`).
     """
     return _product(x, weight, tuple(range(count)), None)
 
 
-def _summed_forward(x: Array, weight: Array, count: int, sums: Sums) -> tuple[Array, tuple[Array, Array]]:
-    return _summed_product(x, weight, count, sums), (x, weight)
+def _dense_forward(x: Array, weight: Array, count: int, sums: Sums | None) -> tuple[Array, tuple[Array, Array]]:
+    return _dense_product(x, weight, count, sums), (x, weight)
 
 
-def _summed_backward(count: int, sums: Sums, kept: tuple[Array, Array], d: Array) -> tuple[Array, Array]:
+def _dense_backward(count: int, sums: Sums | None, kept: tuple[Array, Array], d: Array) -> tuple[Array, Array]:
     x, weight = kept
     lead = x.ndim - count
     behind = tuple(range(lead, d.ndim)), tuple(range(count, weight.ndim))
     dx = jax.lax.dot_general(d, weight.astype(x.dtype), (behind, ((), ())))
+    tokens = tuple(range(lead)), tuple(range(lead))
+    if sums is None:
+        return dx, over_tokens(x, d, lead).astype(weight.dtype)
     plan, inputs, outputs = sums.plan(weight.shape), tuple(range(count)), tuple(range(count, weight.ndim))
     first = plan.first in outputs
 
     def local(x: Array, d: Array) -> Array:
-        tokens = tuple(range(lead)), tuple(range(lead))
         # The dimension that is scattered comes first (`Plan.first`).
         g = jax.lax.dot_general(*((d, x) if first else (x, d)), (tokens, ((), ())), preferred_element_type=sums.dtype)
         return plan.sum(g, outputs + inputs if first else inputs + outputs)
 
-    tokens = sharding.partition_spec((ax.BATCH, ax.LENGTH)[:lead], x.shape[:lead], plan.mesh, sums.rules, "activation")
-    specs = tuple(PartitionSpec(*tokens, *plan.features(part)) for part in (inputs, outputs))
+    axes = sharding.partition_spec((ax.BATCH, ax.LENGTH)[:lead], x.shape[:lead], plan.mesh, sums.rules, "activation")
+    specs = tuple(PartitionSpec(*axes, *plan.features(part)) for part in (inputs, outputs))
     return dx, jax.shard_map(local, in_specs=specs, out_specs=plan.place)(x, d).astype(weight.dtype)
 
 
-_summed_product.defvjp(_summed_forward, _summed_backward)
+_dense_product.defvjp(_dense_forward, _dense_backward)
