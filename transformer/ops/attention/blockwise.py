@@ -81,6 +81,10 @@ def _join_heads(x: Float[Array, "blocks B K G rows H"], length: int) -> Float[Ar
     return x[:, :length]
 
 
+def _turned(x: Float[Array, "blocks B K G rows H"]) -> Float[Array, "blocks B K H G rows"]:
+    return jnp.moveaxis(x, -1, 3)
+
+
 def _take[T](tree: T, i: Array) -> T:
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), tree)
 
@@ -206,9 +210,12 @@ def gradients(
     d_outs = _cut_heads(d_out, block, kv_heads)
     log_total, delta = (_cut_heads(jnp.swapaxes(a, 1, 2)[..., None], block, kv_heads) for a in (log_total, delta))
 
+    # Turned once, so that what keys sum over queries needs no turned scores, which are larger.
+    turned = _turned(x.q), _turned(d_outs)
+
     def step(n, carry):
         i, j = x.pairs[n]
-        q, d_out = _take((x.q, d_outs), i)
+        q, d_out, turned_q, turned_d = _take((x.q, d_outs, *turned), i)
         k, v = _take((x.k, x.v), j)
         q_rows, k_rows = _take(x.q_rows, i), _take(x.k_rows, j)
         bucket = _buckets(call, q_rows, k_rows)
@@ -221,20 +228,20 @@ def gradients(
         d_bias = None if bucket is None else _bias_gradient(call, d_scores, bucket)
         d_scores = d_scores.astype(q.dtype)
         dq = _dot("bkgqs,bksh->bkgqh", d_scores, k)
-        dk = _dot("bkgqs,bkgqh->bksh", d_scores, q)
-        dv = _dot("bkgqs,bkgqh->bksh", weights.astype(d_out.dtype), d_out)
+        dk = _dot("bkhgq,bkgqs->bkhs", turned_q, d_scores)
+        dv = _dot("bkhgq,bkgqs->bkhs", turned_d, weights.astype(d_out.dtype))
         sums, d_table = carry
         sums = tuple(_put(a, at, _take(a, at) + d) for a, at, d in zip(sums, (i, j, j), (dq, dk, dv), strict=True))
         return sums, None if bucket is None else d_table + d_bias
 
-    zeros = tuple(jnp.zeros_like(a, float32) for a in (x.q, x.k, x.v))
+    zeros = tuple(jnp.zeros_like(a, float32) for a in (x.q, jnp.swapaxes(x.k, -1, -2), jnp.swapaxes(x.v, -1, -2)))
     d_table = None
     if extra.bias is not None:
         d_table = jnp.zeros_like(x.q, float32, shape=(q.shape[0], q.shape[2], call.relative.num_buckets))
     (dq, dk, dv), d_table = jax.lax.fori_loop(0, x.count, step, (zeros, d_table))
     dq = _join_heads(dq * call.scale, q.shape[1]).astype(q.dtype)
-    dk = _join_heads(dk[:, :, :, None] * call.scale, k.shape[1]).astype(k.dtype)
-    dv = _join_heads(dv[:, :, :, None], k.shape[1]).astype(v.dtype)
+    dk, dv = (jnp.swapaxes(a, -1, -2)[:, :, :, None] for a in (dk * call.scale, dv))
+    dk, dv = _join_heads(dk, k.shape[1]).astype(k.dtype), _join_heads(dv, k.shape[1]).astype(v.dtype)
     return dq, dk, dv, d_table
 
 
