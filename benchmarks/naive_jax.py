@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from benchmarks import workers
@@ -31,14 +32,14 @@ STYLES = {
 }
 
 
-def init(key: jax.Array, m: dict, style: Style) -> dict:
+def init(rng: np.random.Generator, m: dict, style: Style) -> dict:
     """Parameters of a model with dimensions `m`."""
     d, heads = m["d_model"], m["num_heads"]
     kv, size = m.get("num_kv_heads", heads), m.get("head_dim", d // heads)
-    hidden, keys = m.get("d_ff") or 4 * d, iter(jax.random.split(key, 1000))
+    hidden = m.get("d_ff") or 4 * d
 
     def table(*shape: int) -> jax.Array:
-        return 0.02 * jax.random.normal(next(keys), shape)
+        return jnp.asarray(0.02 * rng.standard_normal(shape, np.float32))
 
     def linear(inputs: int, outputs: int) -> dict:
         bias = {"b": jnp.zeros(outputs)} if style.layer_norm else {}
@@ -176,7 +177,7 @@ class Trainer:
             updates, state = optimizer.update(grads, state, params)
             return optax.apply_updates(params, updates), state, value
 
-        self.params = init(jax.random.key(0), m, style)
+        self.params = init(np.random.default_rng(0), m, style)
         self.state = optimizer.init(self.params)
         self.batch = jax.device_put(workers.random_batch(task))
         start = time.perf_counter()
