@@ -13,7 +13,6 @@ import argparse
 import os
 import statistics
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import pages
@@ -42,9 +41,11 @@ SHAPES = {
 }  # fmt: skip
 # The same rule on every side from the first step on: no warm-up.
 OPTIMIZER = "optimizer.schedule=constant,optimizer.warmup_steps=0,optimizer.peak_lr=1e-4"
-# Laps, and steps of one; a long step needs fewer.
-LAPS = {"gpt2-12": (3, 1)}
-USUAL = (5, 2)
+# Laps, and steps of one: seconds in all.
+LAPS = {"gpt2-12": (3, 1), "mixtral": (5, 4)}
+USUAL = (5, 1)
+# Too large for the memory of all sides at once: ours beside one of the others after the other.
+APART = ("gpt2-12",)
 MISSING = "–"
 HEAD = [
     "layers/width/heads/context", "dtype", "tokens/s", "torch eager", "torch.compile", "naive JAX",
@@ -54,36 +55,64 @@ MODELS_HEAD = ["layers/width/heads/context", "parameters", "rows", "vocabulary",
 MACHINE_HEAD = ["dtype", "cores", "matmul, GFLOP/s: JAX", "torch", "versions"]
 
 
-@dataclass(frozen=True)
 class Measured:
-    """What one model in one dtype gave.
+    """What one model in one dtype gives.
 
     Attributes:
-      laps: seconds a step of each side, lap by lap; all of a side, or it is missing.
-      compiling: seconds to trace and compile, of the sides that do.
+      laps: seconds a step of each side that lived through the lap.
+      first: seconds and nats of each side's first step.
       peaks: bytes of memory that a side's process held at most.
       matmuls: FLOP/s of the best large product, by side.
+      descriptions: what each side says of itself.
     """
 
-    run: Run
-    laps: list[dict[str, float]]
-    compiling: dict[str, float]
-    peaks: dict[str, int]
-    matmuls: dict[str, float]
-    versions: dict[str, str]
+    def __init__(self, run: Run):
+        self.run = run
+        self.laps: list[dict[str, float]] = []
+        self.first: dict[str, dict] = {}
+        self.peaks: dict[str, int] = {}
+        self.matmuls: dict[str, float] = {}
+        self.descriptions: dict[str, dict] = {}
+
+    def take_turns(self, sides: dict[str, Worker], pairs: int, steps: int) -> None:
+        """First steps of those that had none, then laps, which another side begins each."""
+        first = {name: side.ask({"steps": 1}) for name, side in sides.items() if name not in self.first}
+        names, laps = list(sides), []
+        for i in range(pairs):
+            turn = i % len(names)
+            laps.append({name: sides[name].ask({"steps": steps}) for name in names[turn:] + names[:turn]})
+            for name in {"ours", "eager"} & {*names}:
+                if answer := sides[name].ask({"matmul": 3}):
+                    self.matmuls[name] = max(self.matmuls.get(name, 0.0), answer["flops"])
+        for name, side in sides.items():
+            peak = side.ask({"peak": True})
+            if side.failure:
+                print(f"  {name:8} left out: {side.failure}", flush=True)
+            else:
+                self.peaks[name], self.descriptions[name] = peak["bytes"], side.description
+        self.first |= {name: answer for name, answer in first.items() if name in self.peaks}
+        self.laps += [{name: lap[name]["seconds"] / steps for name in names if name in self.peaks} for lap in laps]
 
     def median(self, side: str) -> float:
         """Seconds of a step."""
-        return statistics.median(lap[side] for lap in self.laps)
+        return statistics.median(lap[side] for lap in self.laps if side in lap)
+
+    def ratios(self, side: str) -> list[float]:
+        """A side's seconds over ours, lap by lap."""
+        return [lap[side] / lap["ours"] for lap in self.laps if side in lap]
+
+    @property
+    def compiling(self) -> dict[str, float]:
+        """Seconds to trace and compile, of the sides that do."""
+        alone = {name: what["compile"] for name, what in self.descriptions.items() if "compile" in what}
+        if "compiled" in self.first:  # it compiles within its first step
+            alone["compiled"] = max(self.first["compiled"]["seconds"] - self.median("compiled"), 0.0)
+        return alone
 
     @property
     def floor(self) -> float:
         """Seconds that the model's FLOPs take at the speed of the best product."""
         return flops(self.run) / max(self.matmuls.values())
-
-    def ratios(self, side: str) -> list[float]:
-        """A side's seconds over ours, lap by lap."""
-        return [lap[side] / lap["ours"] for lap in self.laps]
 
 
 def make_run(shape: str, dtype: str, fields: list[str]) -> tuple[str, Run]:
@@ -119,64 +148,41 @@ def flops(run: Run) -> float:
     return flops_per_token(run.spec, run.settings.data.seq_len, training=True).total * tokens(run)
 
 
-def start(task: dict, names: list[str], expected: int) -> dict[str, Worker]:
-    """The sides that start, one after the other. A side with other parameters ends the program."""
-    torch = os.environ.get("TRANSFORMER_ORACLE_PYTHON", sys.executable)
-    sides = {}
-    for name in names:
-        python = torch if SIDES[name].endswith("torch_models") else sys.executable
-        side = Worker(python, SIDES[name], task | dict(compiled=name == "compiled"))
-        if side.failure is None:
-            count = side.description["parameters"]
-            assert count == expected, f"{name}: {count} parameters; expected {expected}"
-            print(f"  {name:8} {side.description}", flush=True)
-        elif name in ("ours", "eager"):
-            sys.exit(
-                f"error: {name}: {side.failure}; what it said is above. PyTorch's sides run under the interpreter that "
-                "TRANSFORMER_ORACLE_PYTHON names, with torch and transformers; --sides ours naive needs none"
-            )
-        sides[name] = side
-    return sides
+def begin(name: str, task: dict, expected: int) -> Worker:
+    """Starts a side. One with other parameters ends the program, and so does ours or torch's where it fails."""
+    torch = SIDES[name].endswith("torch_models")
+    python = os.environ.get("TRANSFORMER_ORACLE_PYTHON", sys.executable) if torch else sys.executable
+    side = Worker(python, SIDES[name], task | dict(compiled=name == "compiled"))
+    if side.failure and name in ("ours", "eager"):
+        sys.exit(
+            f"error: {name}: {side.failure}; what it said is above. PyTorch's sides run under the interpreter that "
+            "TRANSFORMER_ORACLE_PYTHON names, with torch and transformers; --sides ours naive needs none"
+        )
+    if side.failure is None:
+        count = side.description["parameters"]
+        assert count == expected, f"{name}: {count} parameters; expected {expected}"
+        print(f"  {name:8} {side.description}", flush=True)
+    return side
 
 
-def measure(run: Run, sides: dict[str, Worker], pairs: int, steps: int) -> Measured:
-    """First steps, then laps, in which the sides take turns to begin."""
-    first = {name: side.ask({"steps": 1}) for name, side in sides.items()}
-    names, laps, speeds = list(sides), [], {}
-    for i in range(pairs):
-        turn = i % len(names)
-        laps.append({name: sides[name].ask({"steps": steps}) for name in names[turn:] + names[:turn]})
-        for name in {"ours", "eager"} & {*names}:
-            if answer := sides[name].ask({"matmul": 3}):
-                speeds[name] = max(speeds.get(name, 0.0), answer["flops"])
-    peaks = {name: side.ask({"peak": True}) for name, side in sides.items()}
-    if products := sides["ours"].ask({"products": True}):
-        report_products(products["flops"], run)
-    alive = [name for name, side in sides.items() if side.failure is None]
-    for name, side in sides.items():
-        side.close()
-        if side.failure:
-            print(f"  {name:8} left out: {side.failure}", flush=True)
-    if "ours" not in alive:
-        sys.exit("error: our side failed; what it said is above")
-    print("  nats of the first step: " + ", ".join(f"{name} {first[name]['loss']:.3f}" for name in alive))
-    measured = Measured(
-        run=run,
-        laps=[{name: lap[name]["seconds"] / steps for name in alive} for lap in laps],
-        compiling={name: sides[name].description["compile"] for name in alive if "compile" in sides[name].description},
-        peaks={name: peaks[name]["bytes"] for name in alive},
-        matmuls={name: speeds[name] for name in alive if name in speeds},
-        versions={name: sides[name].description["versions"] for name in alive},
-    )
-    if "compiled" in alive:  # it compiles within its first step
-        measured.compiling["compiled"] = max(first["compiled"]["seconds"] - measured.median("compiled"), 0.0)
+def measure(run: Run, task: dict, names: list[str], apart: bool, pairs: int, steps: int) -> Measured:
+    """Ours beside all others at once, or beside one after the other."""
+    measured, expected = Measured(run), parameters(run.spec).total
+    ours, others = begin("ours", task, expected), names[1:]
+    for group in [[name] for name in others] if apart and others else [others]:
+        sides = {name: begin(name, task, expected) for name in group}
+        measured.take_turns({"ours": ours, **sides}, pairs, steps)
+        for side in sides.values():
+            side.close()
+    products = ours.ask({"products": True})
+    ours.close()
+    if "ours" not in measured.peaks or ours.failure:
+        sys.exit(f"error: our side failed: {ours.failure}; what it said is above")
+    print("  nats of the first step: " + ", ".join(f"{name} {x['loss']:.3f}" for name, x in measured.first.items()))
+    if products["flops"] is not None:
+        # Masked scores, and logits that the loss makes again.
+        print(f"  products of our step: {products['flops'] / flops(run):.3f} of the model's FLOPs")
     return measured
-
-
-def report_products(performed: float | None, run: Run) -> None:
-    """What our step multiplies beyond the model's FLOPs: masked scores, and logits that the loss makes again."""
-    if performed is not None:
-        print(f"  products of our step: {performed / flops(run):.3f} of the model's FLOPs")
 
 
 def label(run: Run) -> str:
@@ -187,14 +193,15 @@ def label(run: Run) -> str:
 
 def row(measured: Measured) -> list[str]:
     """Cells for `HEAD`."""
-    there = measured.laps[0]
 
     def each(values: dict[str, float], words: str) -> str:
         return " / ".join(format(values[name], words) if name in values else MISSING for name in SIDES)
 
-    speeds = [f"{tokens(measured.run) / measured.median(name):,.0f}" if name in there else MISSING for name in SIDES]
+    speeds = [
+        f"{tokens(measured.run) / measured.median(name):,.0f}" if name in measured.peaks else MISSING for name in SIDES
+    ]
     ratio = MISSING
-    if "eager" in there:
+    if "eager" in measured.peaks:
         ratios = measured.ratios("eager")
         ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
     return [
@@ -218,7 +225,7 @@ def model_row(run: Run) -> list[str]:
 def machine_row(measured: Measured) -> list[str]:
     """Cells for `MACHINE_HEAD`."""
     speeds = [f"{measured.matmuls[name] / 1e9:.0f}" if name in measured.matmuls else MISSING for name in SIDES][:2]
-    versions = ", ".join(dict.fromkeys(", ".join(measured.versions.values()).split(", ")))
+    versions = ", ".join(dict.fromkeys(", ".join(x["versions"] for x in measured.descriptions.values()).split(", ")))
     return [measured.run.settings.compute.dtype, str(os.cpu_count()), *speeds, versions]
 
 
@@ -227,8 +234,8 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=[*SHAPES], choices=SHAPES)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
     parser.add_argument("--sides", nargs="+", default=[*SIDES], choices=SIDES, help="ours is always among them")
-    parser.add_argument("--pairs", type=int, help="laps (default: 5, 3 of gpt2-12)")
-    parser.add_argument("--steps", type=int, help="steps of a lap (default: 2, 1 of gpt2-12)")
+    parser.add_argument("--pairs", type=int, help="laps (default: 5; gpt2-12: 3)")
+    parser.add_argument("--steps", type=int, help="steps of a lap (default: 1; mixtral: 4)")
     parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="fields of our config")
     parser.add_argument("--write", type=Path, help="the page")
     args = parser.parse_args()
@@ -240,8 +247,8 @@ def main() -> None:
             text, run = make_run(shape, dtype, args.set)
             pairs, steps = LAPS.get(shape, USUAL)
             print(f"{shape}, {dtype}: {text}", flush=True)
-            sides = start(task_of(text, run), names, parameters(run.spec).total)
-            measured = measure(run, sides, args.pairs or pairs, args.steps or steps)
+            laps = args.pairs or pairs, args.steps or steps
+            measured = measure(run, task_of(text, run), names, shape in APART, *laps)
             cells = row(measured)
             print("\n".join(f"  {name}: {cell}" for name, cell in zip(HEAD, cells, strict=True)), flush=True)
             if args.write:
