@@ -1,114 +1,86 @@
-"""The PyTorch side of `train_step.py`: GPT-2 or Mixtral of Hugging Face, trained on request.
+"""The PyTorch sides of `train_step.py`: Hugging Face's class of the same config, eager or under `torch.compile`.
 
-A process of its own, for an interpreter that has torch and transformers. One JSON object a line: the first line read
-is the shape of the run; the answer says what runs. Then every {"steps": n} is answered by the seconds that n steps
-took and the last loss. The end of the input ends the process.
+For an interpreter that has torch and transformers. Attention is `scaled_dot_product_attention`, AdamW the fused one,
+and bfloat16 is autocast over float32 parameters.
 """
 
-import json
-import sys
-import time
+from collections.abc import Callable
 
 import torch
 import transformers
-from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
+
+from benchmarks import workers
+
+IGNORED = -100  # a target that counts for nothing
 
 
-def gpt2(shape: dict) -> GPT2LMHeadModel:
-    """GPT-2 without dropout."""
-    config = GPT2Config(
-        vocab_size=shape["vocab_size"],
-        n_positions=shape["max_length"],
-        n_embd=shape["d_model"],
-        n_layer=shape["num_layers"],
-        n_head=shape["num_heads"],
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        attn_implementation=shape["attention"],
-        use_cache=False,
-    )
-    return GPT2LMHeadModel(config)
+def make_model(task: dict) -> torch.nn.Module:
+    """The model of a task, without dropout; a mixture's loss has its auxiliary term where that weighs anything."""
+    fields = dict(task["hugging_face"])
+    (name,) = fields["architectures"]
+    if task["auxiliary"]:
+        fields |= dict(router_aux_loss_coef=task["auxiliary"], output_router_logits=True)
+    if "num_experts" in task["model"]:
+        fields["experts_implementation"] = "grouped_mm"
+    config = transformers.AutoConfig.for_model(**fields, attn_implementation="sdpa")
+    for field in vars(config):
+        if field.endswith(("dropout", "dropout_prob", "_pdrop")) and getattr(config, field) is not None:
+            setattr(config, field, 0.0)
+    model = getattr(transformers, name)(config).train()
+    assert not any(isinstance(part, torch.nn.Dropout) and part.p for part in model.modules()), "dropout is left"
+    return model
 
 
-def mixtral(shape: dict) -> MixtralForCausalLM:
-    """Mixtral; its loss has the auxiliary term where that weighs anything."""
-    config = MixtralConfig(
-        vocab_size=shape["vocab_size"],
-        max_position_embeddings=shape["max_length"],
-        hidden_size=shape["d_model"],
-        intermediate_size=shape["d_ff"],
-        num_hidden_layers=shape["num_layers"],
-        num_attention_heads=shape["num_heads"],
-        num_key_value_heads=shape["num_kv_heads"],
-        head_dim=shape["head_dim"],
-        num_local_experts=shape["num_experts"],
-        num_experts_per_tok=shape["top_k"],
-        sliding_window=None,
-        router_aux_loss_coef=shape["auxiliary"],
-        output_router_logits=shape["auxiliary"] > 0,
-        attn_implementation=shape["attention"],
-        experts_implementation=shape["experts"],
-        use_cache=False,
-    )
-    return MixtralForCausalLM(config)
-
-
-MODELS = {"gpt2": gpt2, "mixtral": mixtral}
+def decayed_apart(model: torch.nn.Module, decay: float) -> list[dict]:
+    """Two groups of parameters: matrices, which decay, and the rest."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    rest = [p for p in model.parameters() if p.ndim <= 1]
+    return [dict(params=matrices, weight_decay=decay), dict(params=rest, weight_decay=0.0)]
 
 
 class Trainer:
-    """A model, its optimiser and one batch of random tokens."""
+    """A model, its optimiser and one batch."""
 
-    def __init__(self, shape: dict):
+    def __init__(self, task: dict):
+        transformers.logging.set_verbosity_error()
         torch.manual_seed(0)
-        self.autocast, self.clip_norm = shape["dtype"] == "bfloat16", shape["clip_norm"]
-        self.model = MODELS[shape["family"]](shape).train()
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
-            lr=shape["learning_rate"],
-            betas=tuple(shape["betas"]),
-            eps=shape["eps"],
-            weight_decay=shape["weight_decay"],
-            fused=True,
-        )
-        self.tokens = torch.randint(shape["vocab_size"], (shape["batch_size"], shape["seq_len"]))
+        o = task["optimizer"]
+        self.dtype, self.clip_norm = getattr(torch, task["dtype"]), o["clip_norm"]
+        self.plain = make_model(task)
+        self.model = torch.compile(self.plain) if task["compiled"] else self.plain
+        groups = decayed_apart(self.plain, o["weight_decay"])
+        self.optimizer = torch.optim.AdamW(groups, lr=o["peak_lr"], betas=(o["b1"], o["b2"]), eps=o["eps"], fused=True)
+        batch = {name: torch.from_numpy(x.copy()) for name, x in workers.random_batch(task).items()}
+        targets = batch["targets"].long().masked_fill(batch["weights"] == 0, IGNORED)
+        self.batch = dict(input_ids=batch["tokens"].long(), labels=targets)
+        if not task["masked"]:
+            self.batch["shift_labels"] = targets  # these are the next tokens already
 
     def describe(self) -> dict:
-        """What runs, in words and numbers."""
-        return {
-            "versions": f"torch {torch.__version__}, transformers {transformers.__version__}",
-            "attention": self.model.config._attn_implementation,
-            "experts": getattr(self.model.config, "_experts_implementation", None),
-            "threads": torch.get_num_threads(),
-            "parameters": sum(p.numel() for p in self.model.parameters()),
-        }
+        """What runs."""
+        return dict(
+            parameters=sum(p.numel() for p in self.plain.parameters()),
+            versions=f"torch {torch.__version__}, transformers {transformers.__version__}",
+            attention=self.plain.config._attn_implementation,
+            threads=torch.get_num_threads(),
+        )
 
-    def run(self, steps: int) -> dict:
-        """Trains `steps` steps; wall seconds and the last loss in nats a token."""
-        start = time.perf_counter()
+    def run(self, steps: int) -> float:
+        """Trains some steps; the last loss."""
         for _ in range(steps):
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.autocast):
-                loss = self.model(input_ids=self.tokens, labels=self.tokens).loss
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+                loss = self.model(**self.batch).loss
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+            torch.nn.utils.clip_grad_norm_(self.plain.parameters(), self.clip_norm)
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-        return {"seconds": time.perf_counter() - start, "loss": loss.item()}
+        return loss.item()
 
-
-def main() -> None:
-    """Answers requests until the input ends."""
-
-    def answer(reply: dict) -> None:
-        print(json.dumps(reply), flush=True)
-
-    transformers.logging.set_verbosity_error()
-    trainer = Trainer(json.loads(sys.stdin.readline()))
-    answer(trainer.describe())
-    for line in sys.stdin:
-        answer(trainer.run(json.loads(line)["steps"]))
+    def multiply(self) -> Callable[[], None]:
+        """One product of two square matrices."""
+        x = torch.ones(workers.MATMUL, workers.MATMUL, dtype=self.dtype)
+        return lambda: torch.matmul(x, x)
 
 
 if __name__ == "__main__":
-    main()
+    workers.serve(Trainer)

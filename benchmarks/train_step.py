@@ -1,223 +1,260 @@
-"""Tokens a second of the training step beside the same model in PyTorch, and beside the floor of this machine.
+"""The training step beside the same model in PyTorch, beside plain JAX, and beside the floor of this machine.
 
-    TRANSFORMER_ORACLE_PYTHON=/path/to/python python benchmarks/train_step.py
-    TRANSFORMER_ORACLE_PYTHON=/path/to/python python benchmarks/train_step.py --model mixtral
+    export TRANSFORMER_ORACLE_PYTHON=/path/to/python    (has torch, transformers and a C++ compiler; default: this one)
+    python benchmarks/train_step.py --write docs/performance.md
+    python benchmarks/train_step.py --shapes gpt2-6 --dtypes float32 --sides ours eager --set compute.loss_chunk=2048
 
-One run measures both, in turns: ours, torch, ours, torch … each idle while the other runs, so that what else the
-machine does falls on both alike. Rows are float32 and bfloat16 (autocast in PyTorch; parameters and optimiser are
-float32 in both). Both clip gradients and run AdamW (fused in PyTorch); neither has dropout; experts are balanced by
-the same coefficient in both. The floor is the time that the model FLOPs (planning/accounting.py) take at the speed of
-the best large matmul of the same run.
+Each side is a process of its own (`workers.py`); one runs at a time, the others idle, and who begins changes from lap
+to lap, so that what else the machine does falls on all alike. Rows of a page that aren't measured again stay.
+docs/performance.md says what is compared.
 """
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
-import time
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from transformer import config, sharding
+from benchmarks import pages
+from benchmarks.workers import Worker
+from transformer import config, families
 from transformer.config import Run
-from transformer.nn.model import Transformer
-from transformer.planning.accounting import flops_per_token
-from transformer.planning.matmuls import matmul_flops
-from transformer.training.state import init_state
-from transformer.training.step import compile_train_step, make_train_step
+from transformer.planning.accounting import flops_per_token, parameters
 
-WORKER = Path(__file__).with_name("torch_models.py")
-# What is compared, without --…: rows of a step, and the dimensions of the model.
-MODELS = {
-    "gpt2": (16, "gpt2:small", dict(vocab_size=50257, d_model=384, num_layers=6, num_heads=6)),
-    "mixtral": (
-        8,
-        "mixtral:8x7b",
-        dict(
-            vocab_size=8192,
-            d_model=256,
-            num_layers=4,
-            num_heads=8,
-            num_kv_heads=4,
-            head_dim=32,
-            d_ff=512,
-            num_experts=8,
-            top_k=2,
-        ),
-    ),
+NAME = "benchmarks/train_step.py"
+SIDES = {
+    "ours": "benchmarks.our_model",
+    "eager": "benchmarks.torch_models",
+    "compiled": "benchmarks.torch_models",
+    "naive": "benchmarks.naive_jax",
 }
+SMALL = "model.d_model=384,model.num_layers=6,model.num_heads=6,model.max_length=256,data.seq_len=256,"
+SHAPES = {
+    "gpt2-6": "gpt2:small," + SMALL + "data.batch_size=16",
+    "gpt2-12": "gpt2:small,model.max_length=512,data.seq_len=512,data.batch_size=16",
+    "llama": "llama3:8b,model.vocab_size=32000,model.num_kv_heads=2,model.head_dim=64,model.d_ff=1024,"
+    + SMALL + "data.batch_size=16",
+    "mixtral": "mixtral:8x7b,model.vocab_size=8192,model.d_model=256,model.num_layers=4,model.num_heads=8,"
+    "model.num_kv_heads=4,model.head_dim=32,model.d_ff=512,model.max_length=256,data.seq_len=256,data.batch_size=8",
+    "bert": "bert:base,model.d_ff=1536,model.pooler=False,model.next_sentence=False,data.objective=masked,"
+    + SMALL + "data.batch_size=16",
+}  # fmt: skip
+# The same rule on every side from the first step on: no warm-up.
+OPTIMIZER = "optimizer.schedule=constant,optimizer.warmup_steps=0,optimizer.peak_lr=1e-4"
+# Laps, and steps of one: seconds in all.
+LAPS = {"gpt2-12": (3, 1), "mixtral": (5, 4)}
+USUAL = (5, 1)
+# Too large for the memory of all sides at once: ours beside one of the others after the other.
+APART = ("gpt2-12",)
+MISSING = "–"
+HEAD = [
+    "layers/width/heads/context", "dtype", "tokens/s", "torch eager", "torch.compile", "naive JAX",
+    "ratio to torch eager", "floor, s", "of our step", "peak GiB", "trace + compile, s",
+]  # fmt: skip
+MODELS_HEAD = ["layers/width/heads/context", "parameters", "rows", "vocabulary", "TFLOP a step"]
+MACHINE_HEAD = ["dtype", "cores", "matmul, GFLOP/s: JAX", "torch", "versions"]
 
 
-class Ours:
-    """Our training step on one batch of random tokens."""
+class Measured:
+    """What one model in one dtype gives.
+
+    Attributes:
+      laps: seconds a step of each side that lived through the lap.
+      first: seconds and nats of each side's first step.
+      peaks: bytes of memory that a side's process held at most.
+      matmuls: FLOP/s of the best large product, by side.
+      descriptions: what each side says of itself.
+    """
 
     def __init__(self, run: Run):
-        self.mesh = sharding.make_mesh(run.settings.mesh)
-        self.model = Transformer(run.spec, run.settings.compute)
-        self.state = init_state(self.model, run.settings, self.mesh)
-        self.batch = jax.device_put(random_batch(run), sharding.batch_sharding(self.mesh))
-        with jax.set_mesh(self.mesh):
-            # Counted before the step takes the state away. Every row is one segment, so leaving segments out runs
-            # the same products, in loops whose lengths are known.
-            unpacked = self.batch | {"segment_ids": None}
-            step = make_train_step(self.model, run.settings)
-            # How many tiles the experts' loops run depends on the loads.
-            self.products = None if "top_k" in run.values["model"] else matmul_flops(step, self.state, unpacked)
-        self.step = compile_train_step(self.model, run.settings)
+        self.run = run
+        self.laps: list[dict[str, float]] = []
+        self.first: dict[str, dict] = {}
+        self.peaks: dict[str, int] = {}
+        self.matmuls: dict[str, float] = {}
+        self.descriptions: dict[str, dict] = {}
 
-    def run(self, steps: int) -> dict:
-        """Trains `steps` steps; wall seconds and the last loss in nats a token."""
-        start = time.perf_counter()
-        with jax.set_mesh(self.mesh):
-            for _ in range(steps):
-                self.state, metrics = self.step(self.state, self.batch)
-            jax.block_until_ready(self.state)
-        return {"seconds": time.perf_counter() - start, "loss": float(metrics["loss"])}
+    def take_turns(self, sides: dict[str, Worker], pairs: int, steps: int) -> None:
+        """First steps of those that had none, then laps, which another side begins each."""
+        first = {name: side.ask({"steps": 1}) for name, side in sides.items() if name not in self.first}
+        names, laps = list(sides), []
+        for i in range(pairs):
+            turn = i % len(names)
+            laps.append({name: sides[name].ask({"steps": steps}) for name in names[turn:] + names[:turn]})
+            for name in {"ours", "eager"} & {*names}:
+                if answer := sides[name].ask({"matmul": 3}):
+                    self.matmuls[name] = max(self.matmuls.get(name, 0.0), answer["flops"])
+        for name, side in sides.items():
+            peak = side.ask({"peak": True})
+            if side.failure:
+                print(f"  {name:8} left out: {side.failure}", flush=True)
+            else:
+                self.peaks[name], self.descriptions[name] = peak["bytes"], side.description
+        self.first |= {name: answer for name, answer in first.items() if name in self.peaks}
+        self.laps += [{name: lap[name]["seconds"] / steps for name in names if name in self.peaks} for lap in laps]
 
+    def median(self, side: str) -> float:
+        """Seconds of a step."""
+        return statistics.median(lap[side] for lap in self.laps if side in lap)
 
-class Torch:
-    """The worker process, and what it answers."""
+    def ratios(self, side: str) -> list[float]:
+        """A side's seconds over ours, lap by lap."""
+        return [lap[side] / lap["ours"] for lap in self.laps if side in lap]
 
-    def __init__(self, run: Run, attention: str, experts: str):
-        python = os.environ.get("TRANSFORMER_ORACLE_PYTHON", sys.executable)
-        self.process = subprocess.Popen([python, WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        shape, o = run.values["model"], run.settings.optimizer
-        optimizer = dict(learning_rate=o.peak_lr, betas=[o.b1, o.b2], eps=o.eps, weight_decay=o.weight_decay)
-        rows = dict(batch_size=run.settings.data.batch_size, seq_len=run.settings.data.seq_len)
-        how = dict(dtype=run.settings.compute.dtype, attention=attention, experts=experts, clip_norm=o.clip_norm)
-        self.description = self.ask(shape | optimizer | rows | how | dict(auxiliary=run.settings.balance.auxiliary))
+    @property
+    def compiling(self) -> dict[str, float]:
+        """Seconds to trace and compile, of the sides that do."""
+        alone = {name: what["compile"] for name, what in self.descriptions.items() if "compile" in what}
+        if "compiled" in self.first:  # it compiles within its first step
+            alone["compiled"] = max(self.first["compiled"]["seconds"] - self.median("compiled"), 0.0)
+        return alone
 
-    def ask(self, request: dict) -> dict:
-        """One request, one answer."""
-        try:
-            print(json.dumps(request), file=self.process.stdin, flush=True)
-            line = self.process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            sys.exit(
-                f"error: {self.process.args[0]} ended ({self.process.wait()}); it needs torch and transformers: "
-                "name an interpreter that has them in TRANSFORMER_ORACLE_PYTHON, or give --no-torch"
-            )
-        return json.loads(line)
-
-    def run(self, steps: int) -> dict:
-        """Trains `steps` steps; wall seconds and the last loss in nats a token."""
-        return self.ask({"steps": steps})
-
-    def close(self) -> None:
-        """Ends the worker."""
-        self.process.stdin.close()
-        self.process.wait()
+    @property
+    def floor(self) -> float:
+        """Seconds that the model's FLOPs take at the speed of the best product."""
+        return flops(self.run) / max(self.matmuls.values())
 
 
-class Peak:
-    """The fastest square matmul seen, FLOP/s."""
-
-    def __init__(self, dtype: str, size: int = 2048):
-        self.x, self.flops, self.best = jnp.ones((size, size), dtype), 2 * size**3, 0.0
-        self.multiply = jax.jit(jnp.matmul)
-        self.multiply(self.x, self.x).block_until_ready()
-
-    def measure(self, tries: int = 3) -> None:
-        """Some more tries."""
-        for _ in range(tries):
-            start = time.perf_counter()
-            self.multiply(self.x, self.x).block_until_ready()
-            self.best = max(self.best, self.flops / (time.perf_counter() - start))
+def make_run(shape: str, dtype: str, fields: list[str]) -> tuple[str, Run]:
+    """The config of a shape, as one text, and the run that it means."""
+    text = ",".join([SHAPES[shape], OPTIMIZER, f"compute.dtype={dtype}", *fields])
+    return text, config.resolve(config.load_config(text))
 
 
-def random_batch(run: Run) -> dict[str, np.ndarray]:
-    """Full rows of one document each; every token counts in the loss."""
-    shape = run.settings.data.batch_size, run.settings.data.seq_len
-    tokens = np.random.default_rng(0).integers(0, run.spec.vocab_size, (shape[0], shape[1] + 1), dtype=np.int32)
-    ones = np.ones(shape, np.int32)
-    return {
-        "tokens": tokens[:, :-1],
-        "targets": tokens[:, 1:],
-        "target_bytes": ones,
-        "segment_ids": ones,
-        "positions": np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape),
-        "weights": np.ones(shape, np.float32),
-    }
+def task_of(text: str, run: Run) -> dict:
+    """What every side is told."""
+    settings, origin = run.settings, run.spec.origin
+    rule = {name: getattr(settings.optimizer, name) for name in ("peak_lr", "b1", "b2", "eps", "weight_decay")}
+    return dict(
+        config=text,
+        model=run.values["model"],
+        hugging_face=families.get(origin.family).to_hf(origin.dims),
+        rows=settings.data.batch_size,
+        length=settings.data.seq_len,
+        masked=settings.data.objective == "masked",
+        dtype=settings.compute.dtype,
+        auxiliary=settings.balance.auxiliary,
+        optimizer=rule | dict(clip_norm=settings.optimizer.clip_norm),
+    )
 
 
-def make_run(arguments: argparse.Namespace, dtype: str) -> Run:
-    """The run that the command line describes, in one dtype."""
-    rows, published, shape = MODELS[arguments.model]
-    values = config.load_config(published)
-    given = {name: getattr(arguments, name) for name in shape if getattr(arguments, name, None) is not None}
-    values.model.update(shape | given | dict(max_length=arguments.seq_len))
-    values.data.update(seq_len=arguments.seq_len, batch_size=arguments.batch_size or rows)
-    values.compute.update(dtype=dtype, attention=arguments.attention, loss_chunk=arguments.loss_chunk)
-    return config.resolve(values)
+def tokens(run: Run) -> int:
+    """Tokens of a step."""
+    return run.settings.data.batch_size * run.settings.data.seq_len
 
 
-def compare(run: Run, arguments: argparse.Namespace) -> None:
-    """Measures one dtype and prints its rows."""
-    dtype = run.settings.compute.dtype
-    ours, peak = Ours(run), Peak(dtype)
-    torch = None if arguments.no_torch else Torch(run, arguments.torch_attention, arguments.torch_experts)
-    sides = [side for side in (ours, torch) if side]
-    for side in sides:  # compilation and first touches
-        side.run(2)
-    laps = []
-    for _ in range(arguments.pairs):
-        laps.append([side.run(arguments.steps) for side in sides])
-        peak.measure()
-    if torch:
-        torch.close()
-    tokens = run.settings.data.batch_size * run.settings.data.seq_len
-    print(f"\n{dtype}: B {run.settings.data.batch_size}, {run.values['model']}")
-    for i, name in enumerate(("ours", "torch")[: len(sides)]):
-        seconds = [lap[i]["seconds"] / arguments.steps for lap in laps]
-        speeds = [tokens / s for s in seconds]
-        spread = f"{min(speeds):,.0f} to {max(speeds):,.0f}"
-        print(f"  {name:6} {statistics.median(speeds):9,.0f} tokens/s  ({spread})   loss {laps[-1][i]['loss']:.3f}")
-    if torch:
-        ratios = [lap[1]["seconds"] / lap[0]["seconds"] for lap in laps]
-        print(f"  ratio  {statistics.median(ratios):9.3f} ours/torch  ({min(ratios):.3f} to {max(ratios):.3f})")
-        print(f"  torch: {json.dumps(torch.description)}")
-    print_floor(run, ours, peak.best, statistics.median(lap[0]["seconds"] / arguments.steps for lap in laps))
+def flops(run: Run) -> float:
+    """FLOPs of a step, nothing computed twice."""
+    return flops_per_token(run.spec, run.settings.data.seq_len, training=True).total * tokens(run)
 
 
-def print_floor(run: Run, ours: Ours, peak: float, seconds: float) -> None:
-    """The time that the matrix products alone need, and what part of our step it is."""
-    data = run.settings.data
-    model_flops = flops_per_token(run.spec, data.seq_len, training=True).total * data.batch_size * data.seq_len
-    print(f"  matmul {peak / 1e9:9,.0f} GFLOP/s at best")
-    # What runs is more than the model's FLOPs: masked scores, and logits that the loss makes again.
-    for name, flops in (("model FLOPs", model_flops), ("products run", ours.products)):
-        if flops is not None:
-            part = flops / peak / seconds
-            print(f"  floor  {flops / peak:9.2f} s for {flops / 1e9:,.0f} G {name}: {part:.1%} of our step")
+def begin(name: str, task: dict, expected: int) -> Worker:
+    """Starts a side. One with other parameters ends the program, and so does ours or torch's where it fails."""
+    torch = SIDES[name].endswith("torch_models")
+    python = os.environ.get("TRANSFORMER_ORACLE_PYTHON", sys.executable) if torch else sys.executable
+    side = Worker(python, SIDES[name], task | dict(compiled=name == "compiled"))
+    if side.failure and name in ("ours", "eager"):
+        sys.exit(
+            f"error: {name}: {side.failure}; what it said is above. PyTorch's sides run under the interpreter that "
+            "TRANSFORMER_ORACLE_PYTHON names, with torch and transformers; --sides ours naive needs none"
+        )
+    if side.failure is None:
+        count = side.description["parameters"]
+        assert count == expected, f"{name}: {count} parameters; expected {expected}"
+        print(f"  {name:8} {side.description}", flush=True)
+    return side
+
+
+def measure(run: Run, task: dict, names: list[str], apart: bool, pairs: int, steps: int) -> Measured:
+    """Ours beside all others at once, or beside one after the other."""
+    measured, expected = Measured(run), parameters(run.spec).total
+    ours, others = begin("ours", task, expected), names[1:]
+    for group in [[name] for name in others] if apart and others else [others]:
+        sides = {name: begin(name, task, expected) for name in group}
+        measured.take_turns({"ours": ours, **sides}, pairs, steps)
+        for side in sides.values():
+            side.close()
+    products = ours.ask({"products": True})
+    ours.close()
+    if "ours" not in measured.peaks or ours.failure:
+        sys.exit(f"error: our side failed: {ours.failure}; what it said is above")
+    print("  nats of the first step: " + ", ".join(f"{name} {x['loss']:.3f}" for name, x in measured.first.items()))
+    if products["flops"] is not None:
+        # Masked scores, and logits that the loss makes again.
+        print(f"  products of our step: {products['flops'] / flops(run):.3f} of the model's FLOPs")
+    return measured
+
+
+def label(run: Run) -> str:
+    """A model's cell."""
+    m = run.values["model"]
+    return f"{m['family']} {m['num_layers']}/{m['d_model']}/{m['num_heads']}/{run.settings.data.seq_len}"
+
+
+def row(measured: Measured) -> list[str]:
+    """Cells for `HEAD`."""
+
+    def each(values: dict[str, float], words: str) -> str:
+        return " / ".join(format(values[name], words) if name in values else MISSING for name in SIDES)
+
+    speeds = [
+        f"{tokens(measured.run) / measured.median(name):,.0f}" if name in measured.peaks else MISSING for name in SIDES
+    ]
+    ratio = MISSING
+    if "eager" in measured.peaks:
+        ratios = measured.ratios("eager")
+        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    return [
+        label(measured.run),
+        measured.run.settings.compute.dtype,
+        *speeds,
+        ratio,
+        f"{measured.floor:.2f}",
+        f"{measured.floor / measured.median('ours'):.0%}",
+        each({name: size / 2**30 for name, size in measured.peaks.items()}, ".1f"),
+        each(measured.compiling, ".1f"),
+    ]
+
+
+def model_row(run: Run) -> list[str]:
+    """Cells for `MODELS_HEAD`."""
+    count, rows = parameters(run.spec).total, run.settings.data.batch_size
+    return [label(run), f"{count:,}", str(rows), f"{run.spec.vocab_size:,}", f"{flops(run) / 1e12:.2f}"]
+
+
+def machine_row(measured: Measured) -> list[str]:
+    """Cells for `MACHINE_HEAD`."""
+    speeds = [f"{measured.matmuls[name] / 1e9:.0f}" if name in measured.matmuls else MISSING for name in SIDES][:2]
+    versions = ", ".join(dict.fromkeys(", ".join(x["versions"] for x in measured.descriptions.values()).split(", ")))
+    return [measured.run.settings.compute.dtype, str(os.cpu_count()), *speeds, versions]
 
 
 def main() -> None:
-    """Reads the command line and compares in float32, then in bfloat16."""
-    parser = argparse.ArgumentParser(description="Our training step beside the same model in PyTorch.")
-    parser.add_argument("--model", default="gpt2", choices=MODELS)
-    for name in ("num-layers", "d-model", "num-heads", "vocab-size", "num-experts", "top-k", "d-ff"):
-        parser.add_argument(f"--{name}", type=int, help="default: MODELS")
-    parser.add_argument("--seq-len", type=int, default=256, help="T")
-    parser.add_argument("--batch-size", type=int, help="B; default: MODELS")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", default=[*SHAPES], choices=SHAPES)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
-    parser.add_argument("--attention", default="auto", help="our compute.attention (default: auto)")
-    parser.add_argument("--loss-chunk", type=int, default=1024, help="our compute.loss_chunk (default: 1024)")
-    parser.add_argument("--torch-attention", default="sdpa", choices=["sdpa", "eager"])
-    parser.add_argument("--torch-experts", default="grouped_mm", choices=["grouped_mm", "batched_mm", "eager"])
-    parser.add_argument("--pairs", type=int, default=5, help="measurements of each side (default: 5)")
-    parser.add_argument("--steps", type=int, default=2, help="steps of one measurement (default: 2)")
-    parser.add_argument("--no-torch", action="store_true", help="measure our side and the floor alone")
-    arguments = parser.parse_args()
-    print(f"{arguments.pairs} pairs of {arguments.steps} steps; jax {jax.__version__}, {jax.devices()}")
-    for dtype in arguments.dtypes:
-        compare(make_run(arguments, dtype), arguments)
+    parser.add_argument("--sides", nargs="+", default=[*SIDES], choices=SIDES, help="ours is always among them")
+    parser.add_argument("--pairs", type=int, help="laps (default: 5; gpt2-12: 3)")
+    parser.add_argument("--steps", type=int, help="steps of a lap (default: 1; mixtral: 4)")
+    parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="fields of our config")
+    parser.add_argument("--write", type=Path, help="the page")
+    args = parser.parse_args()
+    names = [name for name in SIDES if name in ("ours", *args.sides)]
+    if args.write and (args.set or len(names) < len(SIDES)):
+        parser.error("--write: a page has all sides and our defaults; leave out --sides and --set")
+    for shape in args.shapes:
+        for dtype in args.dtypes:
+            text, run = make_run(shape, dtype, args.set)
+            pairs, steps = LAPS.get(shape, USUAL)
+            print(f"{shape}, {dtype}: {text}", flush=True)
+            laps = args.pairs or pairs, args.steps or steps
+            measured = measure(run, task_of(text, run), names, shape in APART, *laps)
+            cells = row(measured)
+            print("\n".join(f"  {name}: {cell}" for name, cell in zip(HEAD, cells, strict=True)), flush=True)
+            if args.write:
+                pages.update(args.write, NAME, HEAD, [cells], keys=2)
+                pages.update(args.write, f"{NAME}: models", MODELS_HEAD, [model_row(run)], keys=1)
+                pages.update(args.write, f"{NAME}: machine", MACHINE_HEAD, [machine_row(measured)], keys=1)
 
 
 if __name__ == "__main__":
