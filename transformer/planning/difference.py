@@ -62,6 +62,19 @@ def _rows(a: Report, b: Report) -> Iterator[Row]:
     yield scaled("estimated step", "ms", 1e-3, a.estimate.step, b.estimate.step)
     yield Row("estimated tokens/s", "", a.estimate.tokens_per_second, b.estimate.tokens_per_second)
     yield scaled("estimated MFU", "%", 1e-2, a.estimate.mfu, b.estimate.mfu)
+    if a.request.tokens or b.request.tokens:
+        days = [r.estimate.days(r.request.tokens) if r.request.tokens else None for r in (a, b)]
+        yield Row("estimated days of its tokens", "days", *days)
+        hours = (d and d * 24 * r.request.chips for d, r in zip(days, (a, b), strict=True))
+        yield Row("estimated chip-hours", "h", *hours)
+
+
+def caution(a: Report, b: Report) -> str | None:
+    """What to know of two plans before they are compared: that only one of them was compiled."""
+    if (a.compile is None) == (b.compile is None):
+        return None
+    first, second = ("compiled", "by analysis") if b.compile is None else ("by analysis", "compiled")
+    return f"the first plan is {first} and the second {second}: what differs may be what made the figures, not the runs"
 
 
 def _union(one: dict, other: dict) -> list[str]:

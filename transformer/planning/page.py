@@ -93,9 +93,7 @@ def _verdict(report: Report) -> str:
 
 def _memory(report: Report) -> str:
     memory, parts = report.memory, report.memory.parts
-    named = {name: getattr(parts, name) for name in ("parameters", "optimizer", "gradients", "cache")}
-    named |= {f"activations: {name}": size for name, size in parts.activations.items()}
-    named = {name: size for name, size in (named | {"buffers": parts.buffers}).items() if size}
+    named = parts.named
     most = max(memory.offered, parts.total, memory.needed)
     colors = {name: COLORS[min(i, len(COLORS) - 1)] for i, name in enumerate(named)}
     segments = "".join(

@@ -15,8 +15,9 @@ from transformer import axes as ax
 from transformer import sharding
 from transformer.config import Run
 from transformer.nn import stack
-from transformer.planning import analysis, topology
+from transformer.planning import analysis, fit, topology
 from transformer.planning.chips import GIB, Chip
+from transformer.planning.fit import ROOM, DoesNotFit
 from transformer.planning.legal import meshes
 from transformer.planning.report import Kind, Report
 from transformer.planning.topology import Topology
@@ -31,10 +32,8 @@ POLICIES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("dots", ()),
     ("none", ()),
 )
-# Of what the compiler offers: analysis is right to a tenth (docs/estimates.md), and the compiler has the last word.
-ROOM = 0.95
-# Rows of a device of a microbatch; beyond that, more of them make no product faster.
-MOST_ROWS = 16
+# Rows of a device of a microbatch; beyond the last, more of them make no product faster.
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +43,7 @@ class Choice:
     Attributes:
       mesh: sizes of all axes.
       remat, names: `compute.remat` and `compute.remat_names`.
+      moments: `optimizer.moments_dtype`.
       rows: of a step, on all devices.
       needed, offered: bytes of a device.
       seconds: of a step.
@@ -53,6 +53,7 @@ class Choice:
     mesh: dict[str, int]
     remat: str
     names: tuple[str, ...]
+    moments: str
     rows: int
     needed: int
     offered: int
@@ -69,7 +70,9 @@ class Choice:
     def words(self) -> str:
         """On a line."""
         remat = f'"{self.remat}"' + (f" {', '.join(self.names)}" if self.names else "")
-        return f"{self.topology}, mesh {topology.words(self.mesh)}, remat {remat}, {self.rows} rows"
+        moments = "" if self.moments == "float32" else f", moments in {self.moments}"
+        rows = f"{self.rows} row{'s' * (self.rows > 1)}"
+        return f"{self.topology}, mesh {topology.words(self.mesh)}, remat {remat}{moments}, {rows}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +85,9 @@ class Found:
       best: the first of `ranked` that the compiler confirmed; without one, the first.
       report: what the compiler made of it.
       refused: choices that the compiler refused, with its reason.
+      lossy: a sentence on moments in bfloat16, which change numerics, where float32 ones don't fit.
       nearest: what needs least, where nothing fits.
+      larger: options of the smallest slice that holds the model, where this one doesn't.
     """
 
     ranked: tuple[Choice, ...] = ()
@@ -90,13 +95,15 @@ class Found:
     best: Choice | None = None
     report: Report | None = None
     refused: tuple[tuple[Choice, str], ...] = ()
+    lossy: str | None = None
     nearest: Choice | None = None
+    larger: str | None = None
 
     def check(self) -> "Found":
         """Itself, if there is something that fits.
 
         Raises:
-          SettingsError: with the nearest possible choice.
+          SettingsError: no mesh can hold the model; DoesNotFit: with the nearest possible choice.
         """
         if self.best is not None:
             return self
@@ -104,10 +111,10 @@ class Found:
             why = "; ".join(f"{count} {reason}" for reason, count in self.pruned.items())
             raise SettingsError(f"search: no mesh can hold this model ({why}); use another topology")
         near = self.nearest
-        raise SettingsError(
-            f"search: nothing fits; the nearest is {near.words}, which needs {near.needed / GIB:.1f} of "
-            f"{near.offered / GIB:.1f} GiB; use a larger topology"
-        )
+        size = f"{near.needed / GIB:.1f} of {near.offered / GIB:.1f} GiB"
+        why = "".join(f"; the compiler refuses {choice.words}" for choice, _ in self.refused[:1])
+        larger = self.larger or "no larger slice of this chip holds it, either"
+        raise DoesNotFit(f"search: nothing fits; the nearest is {near.words}, which needs {size}{why}; {larger}")
 
 
 Compiler = Callable[[Choice], Report]
@@ -123,13 +130,41 @@ def search(
     verify: Compiler | None = None,
     verified: int = 3,
 ) -> Found:
-    """The best way to run on a topology.
+    """The best way to run on a topology: with moments as the run has them, or, if nothing fits so, in bfloat16.
 
     Args:
       rows: of a step, on all devices; by default the best number.
       verify: gives the report of a choice; raises `RuntimeError` if the compiler refuses it.
       verified: how many of the best are compiled at most, until one fits.
     """
+    how = dict(rows=rows, kind=kind, verify=verify, verified=verified)
+    found, lossy = _search(run, on, length, **how), _lossy(run, kind)
+    if found.best is not None:
+        return found
+    slices = (t for t in topology.offered(on.chip, on.slices) if t.chips > on.chips)
+    held = fit.smallest(run, slices, length, rows or 1, kind)
+    larger = held and f"the smallest slice that holds it is {held.words}"
+    other = _search(lossy, on, length, **how) if lossy is not None else Found()
+    if other.best is None:
+        return dataclasses.replace(found, larger=larger)
+    why = "moments are in bfloat16, which changes numerics: nothing fits with float32 ones"
+    return dataclasses.replace(other, lossy=f"{why}{f', for which {larger}' if larger else ''}")
+
+
+def _lossy(run: Run, kind: Kind) -> Run | None:
+    """The run with moments in bfloat16; None where they are so already, or there are none."""
+    return _moments(run, "bfloat16") if kind == "train" and run.settings.optimizer.moments_dtype == "float32" else None
+
+
+def _moments(run: Run, dtype: str) -> Run:
+    optimizer = dataclasses.replace(run.settings.optimizer, moments_dtype=dtype)
+    return dataclasses.replace(run, settings=dataclasses.replace(run.settings, optimizer=optimizer))
+
+
+def _search(
+    run: Run, on: Topology, length: int, *, rows: int | None, kind: Kind, verify: Compiler | None, verified: int = 3
+) -> Found:
+    """`search`, with moments as the run has them."""
     pruned: Counter[str] = Counter()
     choices = [
         c for mesh in meshes(run, on, length, pruned, kind) for c in _of_mesh(run, on, mesh, length, rows, kind, pruned)
@@ -167,14 +202,17 @@ def smallest(
 ) -> Found:
     """The best way to run on the smallest slice of a chip that fits.
 
-    Slices that hold not even the parameters are passed over; what is said of pruning is of the last one tried.
+    What is said of pruning is of the last one tried. A smaller slice that would do with moments in bfloat16 is told.
     """
-    last = Found()
+    last, lossy, told = Found(), _lossy(run, kind), None
     for on in topology.offered(chip):
-        last = search(run, on, length, rows=rows, kind=kind, verify=verify)
+        last = _search(run, on, length, rows=rows, kind=kind, verify=verify)
         if last.best is not None:
-            return last
-    return last
+            break
+        if lossy is not None and told is None:
+            other = _search(lossy, on, length, rows=rows, kind=kind, verify=None)
+            told = other.best and f"with moments in bfloat16, which change numerics, {other.best.words} would do"
+    return dataclasses.replace(last, lossy=told)
 
 
 def _of_mesh(
@@ -185,11 +223,12 @@ def _of_mesh(
     if rows is not None and rows % (parts * (accumulate if kind == "train" else 1)):
         pruned["meshes over which the rows can't be split"] += 1
         return
-    counts = [rows] if rows is not None else [parts * accumulate * 2**n for n in range(MOST_ROWS.bit_length())]
+    counts = [rows] if rows is not None else [parts * accumulate * n for n in ROWS]
     for (remat, names), count in itertools.product(_policies(run, kind), counts):
         chosen = Choice(
-            topology=on.name, mesh=mesh, remat=remat, names=names, rows=count, needed=0, offered=int(on.chip.offered)
-        )
+            topology=on.name, mesh=mesh, remat=remat, names=names, moments=run.settings.optimizer.moments_dtype,
+            rows=count, needed=0, offered=int(on.chip.offered),
+        )  # fmt: skip
         yield dataclasses.replace(chosen, needed=analysis.parts_of(plan(run, on, chosen, length, kind)).total)
 
 
@@ -219,14 +258,12 @@ def plan(run: Run, on: Topology, choice: Choice, length: int, kind: Kind = "trai
 
 def chosen(run: Run, choice: Choice) -> Run:
     """The run with the settings of a choice."""
-    old, moved = run.settings, choice.remat == "names"
-    compute = dataclasses.replace(
-        old.compute,
-        remat=choice.remat,
-        remat_names=choice.names,
-        offload_names=old.compute.offload_names if moved else (),
+    old = run.settings.compute
+    moved = old.offload_names if choice.remat == "names" else ()
+    compute = dataclasses.replace(old, remat=choice.remat, remat_names=choice.names, offload_names=moved)
+    return _moments(
+        dataclasses.replace(run, settings=dataclasses.replace(run.settings, compute=compute)), choice.moments
     )
-    return dataclasses.replace(run, settings=dataclasses.replace(old, compute=compute))
 
 
 def _leanest(fitting: list[Choice]) -> Iterator[Choice]:
