@@ -196,9 +196,9 @@ def check_rows(rows: int, parts: int, accumulate: int, sizes: Mapping[str, int])
         return
     below, above = rows // parts * parts, -(-max(rows, 1) // parts) * parts
     near = f"{below} or {above}" if below > 0 else f"{above}"
-    each = f", with {accumulate} microbatches" if accumulate > 1 else ""
+    cut = f" and {accumulate} microbatches cut" if accumulate > 1 else " cuts"
     raise ShardingError(
-        f"--batch={rows}: must be a multiple of {parts}, into which mesh {topology.words(sizes)}{each} cuts it; "
+        f"--batch={rows}: must be a multiple of {parts}, into which mesh {topology.words(sizes)}{cut} it; "
         f"the nearest batch is {near}"
     )
 

@@ -8,20 +8,20 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from transformer import axes as ax
 from transformer import sharding
 from transformer.config import Run
 from transformer.nn import stack
-from transformer.planning import analysis, fit, topology
+from transformer.planning import accounting, analysis, topology
+from transformer.planning.accounting import BYTES
 from transformer.planning.chips import GIB, Chip
-from transformer.planning.fit import ROOM, DoesNotFit
+from transformer.planning.choices import Choice, Found
 from transformer.planning.legal import meshes
 from transformer.planning.report import Kind, Report
 from transformer.planning.topology import Topology
-from transformer.settings import Compute, SettingsError
+from transformer.settings import Compute
 
 # From what computes most again and keeps least to the opposite.
 POLICIES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -34,87 +34,6 @@ POLICIES: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 # Rows of a device of a microbatch; beyond the last, more of them make no product faster.
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """A way to run, and what analysis says of it.
-
-    Attributes:
-      mesh: sizes of all axes.
-      remat, names: `compute.remat` and `compute.remat_names`.
-      moments: `optimizer.moments_dtype`.
-      rows: of a step, on all devices.
-      needed, offered: bytes of a device.
-      seconds: of a step.
-    """
-
-    topology: str
-    mesh: dict[str, int]
-    remat: str
-    names: tuple[str, ...]
-    moments: str
-    rows: int
-    needed: int
-    offered: int
-    seconds: float = math.inf
-    tokens_per_second: float = 0.0
-    mfu: float = 0.0
-
-    @property
-    def fits(self) -> bool:
-        """With `ROOM` to spare."""
-        return self.needed <= ROOM * self.offered
-
-    @property
-    def words(self) -> str:
-        """On a line."""
-        remat = f'"{self.remat}"' + (f" {', '.join(self.names)}" if self.names else "")
-        moments = "" if self.moments == "float32" else f", moments in {self.moments}"
-        rows = f"{self.rows} row{'s' * (self.rows > 1)}"
-        return f"{self.topology}, mesh {topology.words(self.mesh)}, remat {remat}{moments}, {rows}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """What a search came to.
-
-    Attributes:
-      ranked: what fits, the fastest first.
-      pruned: how many meshes or choices were dropped, by reason.
-      best: the first of `ranked` that the compiler confirmed; without one, the first.
-      report: what the compiler made of it.
-      refused: choices that the compiler refused, with its reason.
-      lossy: a sentence on moments in bfloat16, which change numerics, where float32 ones don't fit.
-      nearest: what needs least, where nothing fits.
-      larger: options of the smallest slice that holds the model, where this one doesn't.
-    """
-
-    ranked: tuple[Choice, ...] = ()
-    pruned: dict[str, int] = field(default_factory=dict)
-    best: Choice | None = None
-    report: Report | None = None
-    refused: tuple[tuple[Choice, str], ...] = ()
-    lossy: str | None = None
-    nearest: Choice | None = None
-    larger: str | None = None
-
-    def check(self) -> "Found":
-        """Itself, if there is something that fits.
-
-        Raises:
-          SettingsError: no mesh can hold the model; DoesNotFit: with the nearest possible choice.
-        """
-        if self.best is not None:
-            return self
-        if self.nearest is None:
-            why = "; ".join(f"{count} {reason}" for reason, count in self.pruned.items())
-            raise SettingsError(f"search: no mesh can hold this model ({why}); use another topology")
-        near = self.nearest
-        size = f"{near.needed / GIB:.1f} of {near.offered / GIB:.1f} GiB"
-        why = "".join(f"; the compiler refuses {choice.words}" for choice, _ in self.refused[:1])
-        larger = self.larger or "no larger slice of this chip holds it, either"
-        raise DoesNotFit(f"search: nothing fits; the nearest is {near.words}, which needs {size}{why}; {larger}")
 
 
 Compiler = Callable[[Choice], Report]
@@ -142,13 +61,24 @@ def search(
     if found.best is not None:
         return found
     slices = (t for t in topology.offered(on.chip, on.slices) if t.chips > on.chips)
-    held = fit.smallest(run, slices, length, rows or 1, kind)
+    held = _first(run, slices, length, rows, kind)
     larger = held and f"the smallest slice that holds it is {held.words}"
     other = _search(lossy, on, length, **how) if lossy is not None else Found()
     if other.best is None:
         return dataclasses.replace(found, larger=larger)
     why = "moments are in bfloat16, which changes numerics: nothing fits with float32 ones"
     return dataclasses.replace(other, lossy=f"{why}{f', for which {larger}' if larger else ''}")
+
+
+def _first(run: Run, slices: Iterable[Topology], length: int, rows: int | None, kind: Kind) -> Choice | None:
+    """The first of some slices on which anything fits; on it, what is computed again as far as it can be."""
+    least = accounting.parameters(run.spec).total * BYTES["bfloat16" if kind != "train" else "float32"]
+    for on in (t for t in slices if least <= t.devices * t.chip.offered):
+        for mesh in meshes(run, on, length, Counter(), kind):
+            leanest = next(_of_mesh(run, on, mesh, length, rows, kind, Counter()), None)
+            if leanest is not None and leanest.fits:
+                return leanest
+    return None
 
 
 def _lossy(run: Run, kind: Kind) -> Run | None:

@@ -61,7 +61,7 @@ def _memory(report: Report) -> Iterator[RenderableType]:
         yield Text(
             f"  of it {gib(m.arguments)} arguments, which stay, and {beside:,.2f} beside them at the worst moment"
         )
-        yield Text(f"  by analysis {gib(m.parts.total)}:")
+        yield Text(f"  by analysis {gib(m.parts.total)} in all:")
     rows = {name: amount(size) for name, size in m.parts.named.items()}
     if "buffers" in rows:
         rows["buffers"] += f"   {BUFFERS}"
@@ -113,6 +113,8 @@ def _estimate(report: Report) -> Iterator[RenderableType]:
     e, r = report.estimate, report.request
     yield Text("estimate (nothing was measured)", style="bold")
     rows = {name: _time_of(seconds) for name, seconds in e.terms.items() if seconds}
+    if "hidden" in rows:
+        rows["hidden"] += ", of ici and dcn, beside other work"
     rows["step"] = f"{_time_of(e.step)} = {e.rule}"
     rows["longest term"] = f"{e.longest}, {e.terms[e.longest] / e.step:.0%} of the step"
     rows |= {"MFU": f"{e.mfu:.1%}", "tokens a second": f"{e.tokens_per_second:,.0f} on all devices"}
@@ -137,7 +139,7 @@ def _launch(report: Report) -> Iterator[RenderableType]:
         for word in map(shlex.quote, shlex.split(r.command)):
             lines += [""] if len(lines[-1]) + len(word) > COMMAND else []
             lines[-1] += f"{word} "
-        yield Text("  " + "\\\n      ".join(lines), no_wrap=True, overflow="ignore")
+        yield Text("  " + "\\\n      ".join(lines).rstrip(), no_wrap=True, overflow="ignore")
 
 
 def _two(rows: Mapping[str, str], indent: int = 2) -> Table:

@@ -239,6 +239,6 @@ def nearest(topology: Topology, asked: Mapping[str, int], holds: Holds) -> dict[
 
 def far(sizes: Mapping[str, int], asked: Mapping[str, int]) -> tuple[float, int]:
     """How many factors of two all axes are off together, those of -1 apart; and how many were added or left out."""
-    axes = [axis for axis in MESH_AXES if axis != "slice" and asked.get(axis, 1) > 0]
-    off = sum(abs(math.log2(sizes.get(axis, 1) / asked.get(axis, 1))) for axis in axes)
-    return round(off, 6), sum((sizes.get(axis, 1) > 1) != (asked.get(axis, 1) > 1) for axis in axes)
+    pairs = [(sizes.get(axis, 1), asked.get(axis, 1)) for axis in MESH_AXES if axis != "slice"]
+    off = sum(abs(math.log2(size / wanted)) for size, wanted in pairs if wanted != -1)
+    return round(off, 6), sum((size == 1) != (wanted == 1) for size, wanted in pairs)
