@@ -118,6 +118,7 @@ def test_two_meshes_of_one_config_are_compared(capsys):
     status, out, err = told(capsys, *argv, "--diff", "--mesh fsdp=4", "gpt2:medium --mesh data=4 --batch 8")
     assert status == 0 and not err and "sent by all-reduce along data" in out
     assert "estimated days" in out and "estimated chip-hours" in out and "by analysis" not in out
+    assert "a step of the first plan is 4 x 1,024 tokens, of the second 8 x 1,024 tokens" in out
 
 
 def test_a_compiled_plan_beside_one_that_is_not_is_told(capsys, tmp_path):
@@ -126,7 +127,7 @@ def test_a_compiled_plan_beside_one_that_is_not_is_told(capsys, tmp_path):
     found = dataclasses.replace(report.from_json(data.read_text()), compile=report.Compile(seconds=1.0, max_rss=1))
     compiled.write_text(found.to_json())
     _, out, _ = told(capsys, "--diff", str(compiled), str(data))
-    assert "the first plan is compiled and the second by analysis" in " ".join(out.split())
+    assert "the first plan is compiled, the second by analysis" in " ".join(out.split())
     _, out, _ = told(capsys, "--diff", str(data), str(data))
     assert "the first plan" not in out
 

@@ -124,7 +124,7 @@ def test_moments_in_bfloat16_are_proposed_where_float32_ones_do_not_fit():
     on = topology.parse("v6e:2x2")
     found = search.search(DENSE, on, 2048, rows=4)
     assert {choice.moments for choice in found.ranked} == {"bfloat16"} and "changes numerics" in found.lossy
-    assert "--topology v6e:2x4" in found.lossy and "moments in bfloat16" in found.best.words
+    assert "holds it is v6e:2x4, mesh" in found.lossy and "moments in bfloat16" in found.best.words
     assert search.chosen(DENSE, found.best).settings.optimizer.moments_dtype == "bfloat16"
     held = search.smallest(DENSE, chips.CHIPS["v6e"], 2048, rows=8)
     assert held.best.topology == "v6e:2x4" and held.best.moments == "float32"

@@ -70,11 +70,15 @@ def _rows(a: Report, b: Report) -> Iterator[Row]:
 
 
 def caution(a: Report, b: Report) -> str | None:
-    """What to know of two plans before they are compared: that only one of them was compiled."""
-    if (a.compile is None) == (b.compile is None):
-        return None
-    first, second = ("compiled", "by analysis") if b.compile is None else ("by analysis", "compiled")
-    return f"the first plan is {first} and the second {second}: what differs may be what made the figures, not the runs"
+    """What to know of two plans before they are compared: that one alone was compiled, that their steps differ."""
+    said = []
+    if (a.compile is None) != (b.compile is None):
+        first, second = ("compiled", "by analysis") if b.compile is None else ("by analysis", "compiled")
+        said.append(f"the first plan is {first}, the second {second}: what made the figures may be what differs")
+    one, other = (f"{r.request.rows:,} x {r.request.length:,} tokens" for r in (a, b))
+    if one != other:
+        said.append(f"a step of the first plan is {one}, of the second {other}")
+    return "; ".join(said) or None
 
 
 def _union(one: dict, other: dict) -> list[str]:

@@ -53,7 +53,7 @@ def refusal(asked: Asked, compiled: int | None = None, largest: tuple[Buffer, ..
     ways = instead(asked, compiled)
     near = f"the nearest that fits is {ways[0].name}" if ways else "no slice of TPUs has room for it"
     what = f"{r.config} on {r.topology}, mesh {topology.words(r.mesh)}, {r.rows:,} x {r.length:,} tokens"
-    says = f"needs {size / GIB:.2f} GiB of a device ({by}), which offers {offered / GIB:.2f}"
+    says = f"needs {size / GIB:,.2f} GiB of a device ({by}), which offers {offered / GIB:.2f}"
     return DoesNotFit(f"{what}: {says}; {near}", parts=parts, largest=largest, instead=ways)
 
 
