@@ -278,7 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (SettingsError, SpecError, sharding.ShardingError) as error:
         print(f"error: {error}", file=sys.stderr)
     except OSError as error:
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"error: {error.filename or 'the system'}: {error.strerror or error}", file=sys.stderr)
     except jax.errors.JaxRuntimeError as error:
         print(f"error: the compiler refuses the program: {str(error).splitlines()[0]}", file=sys.stderr)
     return 2
