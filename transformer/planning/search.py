@@ -36,6 +36,8 @@ POLICIES: tuple[tuple[str, tuple[str, ...]], ...] = (
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
+# What is said of a plan whose moments had to be made smaller.
+NUMERICS = "moments are in bfloat16, which changes numerics: nothing fits with float32 ones"
 Compiler = Callable[[Choice], Report]
 
 
@@ -66,19 +68,24 @@ def search(
     other = _search(lossy, on, length, **how) if lossy is not None else Found()
     if other.best is None:
         return dataclasses.replace(found, larger=larger)
-    why = "moments are in bfloat16, which changes numerics: nothing fits with float32 ones"
-    return dataclasses.replace(other, lossy=f"{why}{f', for which {larger}' if larger else ''}")
+    return dataclasses.replace(other, lossy=f"{NUMERICS}{f', for which {larger}' if larger else ''}")
 
 
 def _first(run: Run, slices: Iterable[Topology], length: int, rows: int | None, kind: Kind) -> Choice | None:
     """The first of some slices on which anything fits; on it, what is computed again as far as it can be."""
-    least = accounting.parameters(run.spec).total * BYTES["bfloat16" if kind != "train" else "float32"]
-    for on in (t for t in slices if least <= t.devices * t.chip.offered):
+    for on in _roomy(run, slices, kind):
         for mesh in meshes(run, on, length, Counter(), kind):
             leanest = next(_of_mesh(run, on, mesh, length, rows, kind, Counter()), None)
             if leanest is not None and leanest.fits:
                 return leanest
     return None
+
+
+def _roomy(run: Run, slices: Iterable[Topology], kind: Kind) -> Iterator[Topology]:
+    """Those with room for the parameters, and to train for their gradients, if they are split over all devices."""
+    each = 2 * BYTES["float32"] if kind == "train" else BYTES["bfloat16"]
+    least = accounting.parameters(run.spec).total * each
+    return (t for t in slices if least <= t.devices * t.chip.offered)
 
 
 def _lossy(run: Run, kind: Kind) -> Run | None:
@@ -132,17 +139,23 @@ def smallest(
 ) -> Found:
     """The best way to run on the smallest slice of a chip that fits.
 
-    What is said of pruning is of the last one tried. A smaller slice that would do with moments in bfloat16 is told.
+    What is said of pruning is of the last one tried. Of the slice before it is told if it would do with moments in
+    bfloat16.
     """
-    last, lossy, told = Found(), _lossy(run, kind), None
-    for on in topology.offered(chip):
+    last, before, lossy = Found(), None, _lossy(run, kind)
+    for on in _roomy(run, topology.offered(chip), kind):
         last = _search(run, on, length, rows=rows, kind=kind, verify=verify)
         if last.best is not None:
             break
-        if lossy is not None and told is None:
-            other = _search(lossy, on, length, rows=rows, kind=kind, verify=None)
-            told = other.best and f"with moments in bfloat16, which change numerics, {other.best.words} would do"
-    return dataclasses.replace(last, lossy=told)
+        before = on
+    if lossy is None or before is None:
+        return last
+    nothing = last.best is None
+    other = _search(lossy, before, length, rows=rows, kind=kind, verify=verify if nothing else None)
+    if other.best is None:
+        return last
+    told = NUMERICS if nothing else f"with moments in bfloat16, which change numerics, {other.best.words} would do"
+    return dataclasses.replace(other if nothing else last, lossy=told)
 
 
 def _of_mesh(
