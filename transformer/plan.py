@@ -4,26 +4,26 @@
 The real training step (or `--prefill`, `--decode`) goes through the TPU's own compiler, which needs libtpu (the extra
 `plan`) and no TPU. Memory, FLOPs, bytes and collectives are the compiled program's; times are estimates. `--no-compile`
 plans by analysis alone, `--search` looks for the best mesh, remat and batch, `--diff` compares two plans.
-Exit status: 0, 1 where the run doesn't fit, 2 for a mistake.
+Exit status: 0; 1 where the run doesn't fit, with what would; 2 for a mistake, with the remedy.
 """
 
 import argparse
-import contextlib
+import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
 import jax
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from transformer import config, families, programs, sharding
-from transformer.planning import assemble, difference, page, search, terminal, topology
+from transformer.planning import assemble, difference, fit, page, search, terminal, topology
 from transformer.planning.chips import CHIPS
 from transformer.planning.compile import OutOfMemory, compile_program, find_libtpu, stay_off_tpus
 from transformer.planning.report import Report, from_json
-from transformer.planning.request import Asked, ask, check_state, settle
+from transformer.planning.request import Asked, ask, settle
+from transformer.planning.waiting import working
 from transformer.settings import SettingsError, check
 from transformer.spec import SpecError
 
@@ -52,15 +52,6 @@ def plan(asked: Asked, apart: bool = False) -> Report:
     return assemble.compiled(asked, compile_program(make, args, mesh, steps), versions, steps)
 
 
-@contextlib.contextmanager
-def working(what: str) -> Iterator[None]:
-    """A line on stderr with the time that has passed."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        progress.add_task(what, total=None)
-        yield
-
-
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     about = "Tells what a run on a slice of TPUs needs before it is paid for."
     parser = argparse.ArgumentParser(prog="python -m transformer.plan", description=about)
@@ -81,7 +72,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--search", action="store_true", help="the best mesh, remat and batch; of a chip, of its slices"
     )
-    about = "two config pages, revisions of this repository or reports (.json), with the other options for both"
+    about = "each a config page, options such as '--mesh fsdp=8,tensor=4' (in quotes), a revision of this repository, "
+    about += "or a report (.json); the other options are for both"
     parser.add_argument("--diff", nargs=2, metavar=("A", "B"), help=about)
     parser.add_argument("--json", type=Path, metavar="OUT", help="the report as data")
     parser.add_argument("--html", type=Path, metavar="OUT", help="the report as a page")
@@ -115,11 +107,11 @@ def parse_settings(texts: Sequence[str]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def run(args: argparse.Namespace, **changes) -> Report:
-    """The report that the arguments ask for, with arguments of `ask` in place of theirs.
+def asked_for(args: argparse.Namespace, **changes) -> Asked:
+    """What the arguments ask for, with arguments of `ask` in place of theirs.
 
     Raises:
-      SettingsError, SpecError, ShardingError: it can't be; OutOfMemory: it doesn't fit.
+      SettingsError, SpecError, ShardingError: it can't be.
     """
     how = dict(
         kind=args.kind, mesh=parse_mesh(args.mesh), rows=args.batch, length=args.seq, tokens=args.tokens,
@@ -128,16 +120,34 @@ def run(args: argparse.Namespace, **changes) -> Report:
     named = [
         how.pop(key, None) or _required(args, name) for key, name in (("reference", "config"), ("slices", "topology"))
     ]
-    asked = ask(*named, **how)
+    return ask(*named, **how)
+
+
+def made(args: argparse.Namespace, asked: Asked) -> Report:
+    """Its report, compiled unless the arguments say otherwise.
+
+    Raises:
+      OutOfMemory: the compiler says that it doesn't fit.
+    """
     if args.no_compile:
         return assemble.analysed(asked)
-    check_state(asked)
+    with working(f"compiling {asked.request.config} for {asked.request.topology}"):
+        return plan(asked, args.layers == "apart")
+
+
+def run(args: argparse.Namespace) -> tuple[Asked, Report]:
+    """What the arguments ask for, and its report.
+
+    Raises:
+      SettingsError, SpecError, ShardingError: as of `asked_for`; DoesNotFit: no report can be made of it.
+    """
+    asked = asked_for(args)
     try:
-        with working(f"compiling {asked.request.config} for {asked.request.topology}"):
-            return plan(asked, args.layers == "apart")
+        if not args.no_compile:
+            fit.check_state(asked)
+        return asked, made(args, asked)
     except OutOfMemory as error:
-        error.instead = [b for b in assemble.instead(asked) if b.bytes < asked.topology.chip.offered]
-        raise
+        raise fit.refusal(asked, error.needed, error.largest) from None
 
 
 def _required(args: argparse.Namespace, name: str) -> str:
@@ -149,7 +159,7 @@ def look(args: argparse.Namespace) -> tuple[search.Found, Report]:
     """The best ways to run, on the slice or on those of the chip that the arguments name; and the plan of the best.
 
     Raises:
-      SettingsError, SpecError, ShardingError: it can't be, or nothing fits.
+      SettingsError, SpecError, ShardingError: it can't be; DoesNotFit: nothing that was tried fits.
     """
     where, reference = _required(args, "topology"), _required(args, "config")
     check(args.mesh is None, "--mesh", args.mesh, "--search finds it; leave it out")
@@ -160,8 +170,10 @@ def look(args: argparse.Namespace) -> tuple[search.Found, Report]:
         remat = {"compute.remat": repr(choice.remat)}
         if choice.names or "compute.remat_names" in settings:
             remat["compute.remat_names"] = repr(choice.names)
+        if choice.moments != base.settings.optimizer.moments_dtype:
+            remat["optimizer.moments_dtype"] = repr(choice.moments)
         how = dict(slices=choice.topology, mesh=choice.mesh, rows=choice.rows, length=length)
-        return run(args, **how, overrides=settings | (remat if args.kind == "train" else {}))
+        return made(args, asked_for(args, **how, overrides=settings | (remat if args.kind == "train" else {})))
 
     how = dict(rows=args.batch, kind=args.kind, verify=None if args.no_compile else report)
     if ":" in where:
@@ -173,16 +185,23 @@ def look(args: argparse.Namespace) -> tuple[search.Found, Report]:
 
 
 def compared(args: argparse.Namespace, name: str, argv: Sequence[str]) -> Report:
-    """The plan of one side of `--diff`: a report that was written, a config page, or a revision.
+    """The plan of one side of `--diff`: a report that was written, a config page, options, or a revision.
+
+    Args:
+      argv: the options for both sides.
 
     Raises:
-      SettingsError, SpecError, ShardingError, OutOfMemory: as of `run`.
+      SettingsError, SpecError, ShardingError, DoesNotFit: as of `run`.
     """
     if name.endswith(".json"):
+        check(Path(name).is_file(), "--diff", name, "no such file; --json writes a report")
         return from_json(Path(name).read_text())
-    family = name.partition(":")[0]
+    words = shlex.split(name) or [name]
+    family = words[0].partition(":")[0]
     if family in families.names() or family.endswith(".py"):
-        return run(args, reference=name)
+        words = ["--config", *words]
+    if words[0].startswith("--"):
+        return run(_arguments([*argv, *words]))[1]
     _required(args, "config")
     return difference.at_revision(name, argv, Path(__file__).parent.parent)
 
@@ -199,23 +218,34 @@ def _without(argv: Sequence[str], options: dict[str, int]) -> list[str]:
     return kept
 
 
-def refuse(error: OutOfMemory, console: Console) -> None:
+def refuse(error: fit.DoesNotFit, console: Console) -> None:
     """Says what didn't fit, and what would."""
-    needed, offered = (terminal.gib(size) for size in (error.needed, error.offered))
-    near = next((f"; {b.name} would need {terminal.gib(b.bytes)} by analysis" for b in error.instead), "")
-    print(f"does not fit: the program needs {needed} GiB of a device, which offers {offered}{near}", file=sys.stderr)
-    for buffer in error.largest:
-        console.print(f"  {terminal.gib(buffer.bytes):>8} GiB  {buffer.name}", highlight=False, markup=False)
+    print(f"does not fit: {error}", file=sys.stderr)
+    console.print(terminal.render_refusal(error), highlight=False)
+
+
+def _writable(args: argparse.Namespace) -> None:
+    """Raises `SettingsError` before anything is compiled for what can't be written."""
+    for name in ("json", "html"):
+        path = getattr(args, name)
+        check(path is None or path.parent.is_dir(), f"--{name}", str(path), "no such directory; make it first")
 
 
 def show(args: argparse.Namespace, argv: Sequence[str], console: Console) -> bool:
-    """Prints and writes what the arguments ask for; whether it fits."""
+    """Prints and writes what the arguments ask for; whether it fits.
+
+    Raises:
+      SettingsError, SpecError, ShardingError: it can't be; DoesNotFit: it doesn't fit, but for one side of `--diff`.
+    """
+    _writable(args)
     if args.diff:
         rest = _without(argv, {"--diff": 2, "--json": 1, "--html": 1})
         check(args.json is None, "--json", str(args.json), "of --diff there is a page: --html")
         one, other = (compared(args, name, rest) for name in args.diff)
         rows = difference.compare(one, other)
-        console.print(terminal.render_difference(tuple(args.diff), rows), highlight=False)
+        console.print(
+            terminal.render_difference(tuple(args.diff), rows, difference.caution(one, other)), highlight=False
+        )
         if args.html:
             args.html.write_text(page.difference_page(one, other, rows, tuple(args.diff)))
         return one.memory.fits and other.memory.fits
@@ -223,12 +253,14 @@ def show(args: argparse.Namespace, argv: Sequence[str], console: Console) -> boo
         found, report = look(args)
         console.print(terminal.render_search(found), highlight=False)
     else:
-        report = run(args)
-    console.print(terminal.render(report), highlight=False)
+        asked, report = run(args)
     if args.json:
         args.json.write_text(report.to_json())
     if args.html:
         args.html.write_text(page.page(report))
+    if not (args.search or report.memory.fits):
+        raise fit.refusal(asked, report.memory.peak)
+    console.print(terminal.render(report), highlight=False)
     return report.memory.fits
 
 
@@ -240,11 +272,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     stay_off_tpus()
     try:
         return 0 if show(args, argv, console) else 1
-    except OutOfMemory as error:
+    except fit.DoesNotFit as error:
         refuse(error, console)
         return 1
-    except (SettingsError, SpecError, sharding.ShardingError, OSError) as error:
+    except (SettingsError, SpecError, sharding.ShardingError) as error:
         print(f"error: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"error: {error.filename or 'the system'}: {error.strerror or error}", file=sys.stderr)
     except jax.errors.JaxRuntimeError as error:
         print(f"error: the compiler refuses the program: {str(error).splitlines()[0]}", file=sys.stderr)
     return 2

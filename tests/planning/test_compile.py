@@ -74,13 +74,9 @@ def test_collectives_are_gathered_by_what_they_are_for():
     ]  # fmt: skip
 
 
-def test_other_ways_are_compared_by_analysis():
-    asked = ask("gpt2:small", "v5e:2x2")
-    ways = {buffer.name: buffer.bytes for buffer in assemble.instead(asked)}
-    here = assemble.analysed(asked).memory
-    assert 'compute.remat="full"' not in ways and ways['compute.remat="none"'] > here.parts.total
-    assert ways['optimizer.moments_dtype="bfloat16"'] < here.parts.total > ways["v5e:2x4, all fsdp, batch 8"]
-    assert here.largest[0].bytes >= here.largest[-1].bytes > 0
+def test_the_biggest_arrays_come_first():
+    largest = assemble.analysed(ask("gpt2:small", "v5e:2x2")).memory.largest
+    assert largest[0].bytes >= largest[-1].bytes > 0
 
 
 @pytest.mark.slow

@@ -61,6 +61,8 @@ def test_a_page_has_all_of_the_report(report):
         assert name in seen or not report.estimate.terms.get(name, 1)
     for sentence in report.estimate.assumptions:
         assert sentence in seen
+    assert report.estimate.rule in seen and topology.parse(report.request.topology).accelerator in seen
+    assert report.request.command in seen
     for exchange in report.exchanges:
         assert exchange.kind in seen and " × ".join(exchange.axes) in seen
     assert "bf16[8,4] <b>fusion & more</b>" in seen and "<b>fusion" not in text

@@ -1,8 +1,12 @@
 """What can't be planned ends in one sentence that says why, with the nearest that can."""
 
+import shlex
+
 import pytest
 
-from transformer.planning.request import ask, check_state
+import train
+from transformer import config, families
+from transformer.planning.request import ask
 from transformer.settings import SettingsError
 from transformer.sharding import ShardingError
 from transformer.spec import SpecError
@@ -28,7 +32,7 @@ def test_to_decode_weights_stay_where_they_are():
     # A latent is one head, which no axis splits; its experts can be.
     asked = ask("deepseek_v3:671b", "v5p:2x4x4", kind="decode")
     assert (asked.mesh["tensor"], asked.mesh["expert"]) == (1, 32)
-    with pytest.raises(ShardingError, match=r"the cache's 1 heads can't be split 32 ways .* mesh that can is fsdp=32"):
+    with pytest.raises(ShardingError, match=r"the cache's 1 heads can't be split 32 ways .* nearest mesh is fsdp=32"):
         ask("deepseek_v3:671b", "v5p:2x4x4", kind="decode", mesh=dict(tensor=32))
 
 
@@ -43,13 +47,26 @@ def test_to_decode_weights_stay_where_they_are():
             "llama3:8b",
             "v5p:4x4x4",
             dict(mesh=dict(fsdp=4, tensor=16)),
-            "kv_heads=8 can't be split 16 ways over mesh axes ('tensor',); the nearest mesh that can is",
+            "kv_heads=8 can't be split 16 ways over mesh axes ('tensor',); the nearest mesh is fsdp=16,tensor=4",
         ),
         (
             "mixtral:8x7b",
             "v5p:4x4x8",
             dict(mesh=dict(fsdp=8, expert=16)),
-            "experts=8 can't be split 16 ways over mesh axes ('expert',); the nearest mesh that can is fsdp=16,",
+            "the model's 8 experts can't be split 16 ways; on v5p:4x4x8 mesh.expert can be 1, 4 or 8, and the nearest",
+        ),
+        (
+            "qwen3_moe:30b-a3b",
+            "v6e:4x8",
+            dict(mesh=dict(expert=12)),
+            "the model's 128 experts can't be split 12 ways; on v6e:4x8 mesh.expert can be 1, 4, 8 or 32",
+        ),
+        ("qwen3_moe:30b-a3b", "v6e:4x8", dict(rows=100), "must be a multiple of 32, into which mesh fsdp=32 cuts it"),
+        (
+            "llama3:8b",
+            "v6e:4x8",
+            dict(rows=96, overrides={"train.accumulate": "2"}),
+            "a multiple of 64, into which mesh fsdp=32 and 2 microbatches cut it; the nearest batch is 64 or 128",
         ),
         ("gpt2:small", "v5e:4x4", dict(mesh=dict(tensor=16)), "can't be split 16 ways"),
         ("llama3:8b", "v5p:4x4x4", dict(mesh=dict(fsdp=16, context=4), length=4100), "the nearest are 4096 or 4104"),
@@ -65,9 +82,24 @@ def test_refusals(page, slices, how, message):
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_what_fits_nowhere_is_told_before_compiling():
-    with pytest.raises(SettingsError, match=r"smallest slice that holds a row on each device is tpu7x:2x2x2, split"):
-        check_state(ask("llama3:70b", "v5e:2x4"))
-    with pytest.raises(SettingsError, match=r"671b: parameters, moments and batch take .* on each device is tpu7x:"):
-        check_state(ask("deepseek_v3:671b", "v5e:16x16"))
-    check_state(ask("llama3:8b", "v5p:4x4x4"))
+@pytest.mark.parametrize("family", families.names())
+def test_the_command_of_a_plan_trains_what_was_planned(family):
+    """`train.py` reads the fields as words; with them the page makes the very run that was planned."""
+    page = f"{family}:tiny"
+    overrides = {"train.accumulate": "2", "optimizer.moments_dtype": "'bfloat16'", "optimizer.warmup_steps": "3"}
+    overrides |= {"compute.remat": '"names"', "compute.remat_names": "('attended', 'q')"}
+    asked = ask(page, "v5e:2x2", mesh={"data": 2, "fsdp": 2}, rows=8, length=32, overrides=overrides, tokens=1e5)
+    words = shlex.split(asked.request.command)
+    assert words[:2] == ["python", "train.py"]
+    flags, fields = train.parse(words[2:])
+    values = config.load_config(flags.config).to_dict()
+    for name, text in fields:
+        config.override(values, name, text)
+    run = config.resolve(values)
+    assert run == asked.run and run.settings.mesh.data == 2 and run.settings.compute.remat_names == ("attended", "q")
+    per_step = 8 * (run.settings.data.target_len or 32 if run.spec.trunk.crosses else 32)
+    assert run.settings.train.steps == -(-100_000 // per_step)
+
+
+def test_generation_has_no_command_that_trains():
+    assert ask("gpt2:small", "v5e:2x2", kind="decode").request.command is None

@@ -39,7 +39,10 @@ def test_links_go_around_in_whole_rows(name, wrap):
     ("name", "message"),
     [
         ("v9:2x2", "unknown chip; use one of v4, v5e, v5p, v6e, tpu7x"),
-        ("v6e-32", "name a slice by the shape of its torus, such as v6e:4x4"),
+        ("v6e-32", "an accelerator type; name the shape of its torus: v6e:4x8"),
+        ("2*v5p-128", "name the shape of its torus: 2*v5p:4x4x4"),
+        ("v5e-16", "name the shape of its torus: v5e:4x4"),
+        ("v6e-31", "name a slice by the shape of its torus, such as v6e:4x4"),
         ("v5e:2x2x2", "v5e has 2 dimensions"),
         ("v5p:4x4x6", "no slice of v5p has this shape; the nearest are v5p:4x4x4 or v5p:4x4x8"),
         ("v5p:16x8x8", "the nearest are v5p:8x8x16 or"),
@@ -80,6 +83,9 @@ def test_axes_take_what_is_left():
         ("v6e:4x8", dict(fsdp=16, expert=2), "the nearest mesh is fsdp=8,expert=4"),
         ("v5p:4x4x4", dict(fsdp=5), "sizes multiply to 5, and v5p:4x4x4 has 64 devices; the nearest mesh is fsdp=64"),
         ("v5p:4x4x4", dict(fsdp=32, data=1), "sizes multiply to 32"),
+        # As near as expert=32, and both axes are kept.
+        ("v6e:4x8", dict(fsdp=2, expert=16), "the nearest mesh is fsdp=4,expert=8"),
+        ("v6e:4x8", dict(fsdp=-1, expert=16), "the nearest mesh is fsdp=4,expert=8"),
         ("tpu7x:4x4x4", dict(data=2, fsdp=2, tensor=32), "of the torus of tpu7x:4x4x4 and its pairs of cores"),
     ],
 )
@@ -87,6 +93,26 @@ def test_meshes_that_do_not_lie_are_refused_with_the_nearest(name, asked, messag
     with pytest.raises(ShardingError) as caught:
         topology.mesh_sizes(topology.parse(name), asked)
     assert message in str(caught.value)
+    typed = ",".join(f"{axis}={size}" for axis, size in asked.items() if size != 1)
+    assert str(caught.value).startswith(f"mesh={typed}: "), "the mesh that was asked for, and no other"
+
+
+def test_the_nearest_mesh_is_one_that_holds():
+    on = topology.parse("v6e:4x8")
+    for asked in ({"fsdp": 2, "expert": 16}, {"expert": 12}, {"tensor": 3, "fsdp": 11}):
+        near = topology.nearest(on, asked, lambda sizes: sizes["fsdp"] <= 4)
+        assert topology.lies(on, near) and near["fsdp"] <= 4
+        assert topology.nearest(on, near, lambda sizes: True) == near
+    assert topology.nearest(on, {"expert": 2}, lambda sizes: False) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "accelerator"),  # as the chips' pages list them
+    [("v4:4x4x4", "v4-128"), ("v5e:16x16", "v5litepod-256"), ("v5p:2x2x1", "v5p-8"), ("v5p:16x16x24", "v5p-12288"),
+     ("v6e:4x8", "v6e-32"), ("2*v6e:4x8", "v6e-32"), ("tpu7x:4x4x4", "tpu7x-128")],
+)  # fmt: skip
+def test_clouds_accelerator_types_count_chips_or_cores(name, accelerator):
+    assert topology.parse(name).accelerator == accelerator
 
 
 def test_unknown_axes_and_slices_are_refused():

@@ -15,7 +15,7 @@ from transformer.nn.model import Transformer
 from transformer.planning import accounting, decoding, layers, memory, roofline, serving, traffic
 from transformer.planning.accounting import BYTES
 from transformer.planning.leaves import leaves
-from transformer.planning.moments import update_bytes
+from transformer.planning.moments import host_bytes, update_bytes
 from transformer.planning.report import Bytes, Estimate, Exchange, Flops, Kind, Memory, Parts, Report, Request
 from transformer.planning.topology import Topology, parse
 from transformer.settings import Compute
@@ -185,7 +185,10 @@ def _again(block: spec.Block, compute: Compute, width: int, length: int) -> tupl
 
 def bytes_of(plan: Plan) -> Bytes:
     """What a device must read from HBM or write: weights as often as they are used, the cache, and what is kept."""
-    return Bytes(minimal=_minimal(plan))
+    host = 0.0
+    if plan.kind == "train":
+        host = host_bytes(plan.run.spec, plan.run.settings.optimizer, plan.mesh, plan.compute.rules)
+    return Bytes(minimal=_minimal(plan), host=host)
 
 
 def _minimal(plan: Plan) -> float:

@@ -4,34 +4,25 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-from transformer.planning import analysis, roofline, topology, traffic
+from transformer.planning import analysis, fit, roofline, traffic
 from transformer.planning.accounting import BYTES
 from transformer.planning.collectives import Collective, collectives
 from transformer.planning.compile import Compiled
 from transformer.planning.hlo import parse
 from transformer.planning.leaves import leaves
 from transformer.planning.moments import kept
-from transformer.planning.report import Buffer, Bytes, Compile, Exchange, Flops, Report
-from transformer.planning.request import Asked, ask
+from transformer.planning.report import Buffer, Compile, Exchange, Flops, Report
+from transformer.planning.request import Asked
 from transformer.planning.work import Work, work
-from transformer.settings import SettingsError
-from transformer.sharding import ShardingError
 
 # How many of the biggest arrays a report names.
 LARGEST = 8
-# Ways to need less memory, or to use more of it for speed.
-WAYS = (
-    {"compute.remat": '"none"', "compute.remat_names": "()"},
-    {"compute.remat": '"names"', "compute.remat_names": '("attended",)'},
-    {"compute.remat": '"full"', "compute.remat_names": "()"},
-    {"optimizer.moments_dtype": '"bfloat16"'},
-)
 
 
 def analysed(asked: Asked) -> Report:
-    """By analysis alone, with the biggest arrays and what other settings would need."""
+    """By analysis alone, with the biggest arrays and what else would fit."""
     report = analysis.report(asked.request, asked.run)
-    memory_ = dataclasses.replace(report.memory, largest=largest(asked, report), instead=instead(asked))
+    memory_ = dataclasses.replace(report.memory, largest=largest(asked, report), instead=fit.instead(asked))
     return dataclasses.replace(report, memory=memory_)
 
 
@@ -51,7 +42,7 @@ def compiled(asked: Asked, program: Compiled, versions: dict[str, str], steps: i
         compiled=done.flops / each,
         kernels=kernels(report, done, each),
     )
-    size = Bytes(minimal=report.bytes.minimal, hbm=done.bytes / each)
+    size = dataclasses.replace(report.bytes, hbm=done.bytes / each)
     cycles = {name: count / each for name, count in done.cycles.items()}
     sent = exchanges(found, rules, each)
     compile_ = Compile(seconds=program.seconds, cpu=program.cpu, max_rss=program.max_rss, cycles=cycles)
@@ -114,35 +105,3 @@ def largest(asked: Asked, report: Report) -> tuple[Buffer, ...]:
         found.append(Buffer(name=f"moments of {name}", bytes=beside.get(name, 0)))
     found = [buffer for buffer in found if buffer.bytes]
     return tuple(sorted(found, key=lambda buffer: -buffer.bytes)[:LARGEST])
-
-
-def instead(asked: Asked) -> tuple[Buffer, ...]:
-    """What a device would need by analysis with other settings, or on a larger slice; the least first."""
-    if asked.request.kind != "train":
-        return ()
-    found, now = [], asked.request.overrides
-    for way in WAYS:
-        if any(now.get(name, "").strip("'\"") != text.strip("'\"") for name, text in way.items() if text != "()"):
-            told = ", ".join(f"{name}={text}" for name, text in way.items() if text != "()")
-            found += _instead(asked, told, overrides={**now, **way})
-    accumulate = str(2 * asked.run.settings.train.accumulate)
-    found += _instead(asked, f"train.accumulate={accumulate}", overrides={**now, "train.accumulate": accumulate})
-    here = asked.topology
-    larger = next((t for t in topology.offered(here.chip, here.slices) if t.chips >= 2 * here.chips), None)
-    if larger:
-        rows = max(asked.request.rows, larger.devices)
-        told = f"{larger.name}, all fsdp" + f", batch {rows}" * (rows != asked.request.rows)
-        found += _instead(asked, told, slices=larger.name, mesh={"data": 1, "fsdp": -1}, rows=rows)
-    return tuple(sorted(found, key=lambda buffer: buffer.bytes))
-
-
-def _instead(asked: Asked, name: str, slices: str | None = None, **changes) -> list[Buffer]:
-    """Nothing where it can't be."""
-    request = asked.request
-    how = dict(mesh=request.mesh, rows=request.rows, length=request.length, overrides=request.overrides) | changes
-    try:
-        other = ask(request.config, slices or request.topology, **how)
-    except (SettingsError, ShardingError):
-        return []
-    plan = analysis.Plan(other.run, other.topology, other.mesh, "train", other.request.rows, other.request.length)
-    return [Buffer(name=name, bytes=analysis.parts_of(plan).total)]

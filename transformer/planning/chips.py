@@ -9,6 +9,9 @@ Sources, by column of `CHIPS`:
   peak is the one in JAX's own table (jax/_src/tpu_info.py), since the page has none; v5e's network is 6.4 Tbit/s for
   the 256 chips of a pod.
 - `offered`: what libtpu 0.0.50 says is available when a program needs more ("exceeds available HBM (15.75G)").
+- `accelerator` and `counted`: the types of the same pages (v5p-128 has 128 TensorCores, v6e-32 has 32 chips). TPU7x is
+  asked for by its topology; tpu7x-128 is what XPK calls 64 of its chips.
+- `host_link`: "How to Scale Your Model" (https://jax-ml.github.io/scaling-book/tpus), for each chip; of TPU7x none.
 - `clock`: of v4 from the same paper; v5e's and v5p's are those at which the FLOPs of the matrix units' cycles in
   compiled programs make the published peak. Of the others none is known.
 
@@ -38,8 +41,11 @@ class Chip:
       link: bytes/s that one link carries in one direction.
       network: bytes/s a chip has to the data centre's network, or None.
       host: chips of a host.
+      host_link: bytes/s between a chip and its host's memory in one direction (PCIe), or None.
       row: size of a dimension at which its links go around.
       devices: JAX's devices of a chip.
+      accelerator: what Cloud's accelerator types begin with: "v5litepod" in "v5litepod-16".
+      counted: how many of what their number counts a chip has: 2 where they are TensorCores, 1 where they are chips.
       clock: Hz that turn `estimated_cycles` of compiled programs into seconds, or None.
     """
 
@@ -54,8 +60,11 @@ class Chip:
     link: float
     network: float | None
     host: int
+    host_link: float | None
     row: int
     devices: int
+    accelerator: str
+    counted: int
     clock: float | None
 
     @property
@@ -73,6 +82,11 @@ class Chip:
         """Data centre network of a device, bytes/s."""
         return None if self.network is None else self.network / self.devices
 
+    @property
+    def device_host_link(self) -> float | None:
+        """To the host's memory of a device, bytes/s in one direction."""
+        return None if self.host_link is None else self.host_link / self.devices
+
 
 CHIPS = {
     chip.name: chip
@@ -80,22 +94,27 @@ CHIPS = {
         Chip(
             name="v4", kind="TPU v4", flops=275e12, int8=275e12, capacity=32 * GIB, offered=31.75 * GIB,
             bandwidth=1228e9, dims=3, link=50e9, network=None, host=4, row=4, devices=1, clock=1.05e9,
+            host_link=16e9, accelerator="v4", counted=2,
         ),
         Chip(
             name="v5e", kind="TPU v5 lite", flops=197e12, int8=393e12, capacity=16 * GIB, offered=15.75 * GIB,
             bandwidth=819e9, dims=2, link=50e9, network=6.4e12 / 8 / 256, host=8, row=16, devices=1, clock=1.5e9,
+            host_link=16e9, accelerator="v5litepod", counted=1,
         ),
         Chip(
             name="v5p", kind="TPU v5", flops=459e12, int8=918e12, capacity=95 * GIB, offered=95.74 * GIB,
             bandwidth=2765e9, dims=3, link=100e9, network=50e9 / 8, host=4, row=4, devices=1, clock=1.75e9,
+            host_link=16e9, accelerator="v5p", counted=2,
         ),
         Chip(
             name="v6e", kind="TPU v6 lite", flops=918e12, int8=1836e12, capacity=32 * GIB, offered=31.25 * GIB,
             bandwidth=1638e9, dims=2, link=100e9, network=100e9 / 8, host=8, row=16, devices=1, clock=None,
+            host_link=32e9, accelerator="v6e", counted=1,
         ),
         Chip(
             name="tpu7x", kind="TPU7x", flops=2307e12, int8=None, capacity=192 * GIB, offered=94.75 * GIB,
             bandwidth=7380e9, dims=3, link=100e9, network=100e9 / 8, host=4, row=4, devices=2, clock=None,
+            host_link=None, accelerator="tpu7x", counted=2,
         ),
     )
 }  # fmt: skip
@@ -121,9 +140,8 @@ def of_topology(name: str) -> tuple[Chip, tuple[int, ...]]:
     """
     prefix, _, shape = name.partition(":")
     kind, dash, _ = name.partition("-")
-    if dash and kind in CHIPS:  # as accelerator types are named, by a number of chips or of cores
-        remedy = f"name a slice by the shape of its torus, such as {_example(kind)}"
-        raise SettingsError(f"topology={name!r}: {remedy}")
+    if dash and kind in CHIPS:
+        raise SettingsError(f"topology={name!r}: name a slice by the shape of its torus, such as {_example(kind)}")
     if prefix not in CHIPS:
         raise SettingsError(
             f"topology={name!r}: unknown chip; use one of {', '.join(CHIPS)}, such as {_example('v5p')}"

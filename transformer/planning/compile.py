@@ -12,7 +12,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,13 +66,11 @@ class OutOfMemory(RuntimeError):
     Attributes:
       needed, offered: bytes, as far as the compiler tells.
       largest: the biggest buffers of its plan, as far as it wrote one.
-      instead: other ways that would fit by analysis, filled in by who knows of them.
     """
 
     def __init__(self, message: str, needed: int | None, offered: int | None, largest: tuple[Buffer, ...] = ()):
         super().__init__(message)
         self.needed, self.offered, self.largest = needed, offered, largest
-        self.instead: Sequence[Buffer] = ()
 
 
 def stay_off_tpus() -> None:

@@ -62,6 +62,23 @@ def _rows(a: Report, b: Report) -> Iterator[Row]:
     yield scaled("estimated step", "ms", 1e-3, a.estimate.step, b.estimate.step)
     yield Row("estimated tokens/s", "", a.estimate.tokens_per_second, b.estimate.tokens_per_second)
     yield scaled("estimated MFU", "%", 1e-2, a.estimate.mfu, b.estimate.mfu)
+    if a.request.tokens or b.request.tokens:
+        days = [r.estimate.days(r.request.tokens) if r.request.tokens else None for r in (a, b)]
+        yield Row("estimated days of its tokens", "days", *days)
+        hours = (d and d * 24 * r.request.chips for d, r in zip(days, (a, b), strict=True))
+        yield Row("estimated chip-hours", "h", *hours)
+
+
+def caution(a: Report, b: Report) -> str | None:
+    """What to know of two plans before they are compared: that one alone was compiled, that their steps differ."""
+    said = []
+    if (a.compile is None) != (b.compile is None):
+        first, second = ("compiled", "by analysis") if b.compile is None else ("by analysis", "compiled")
+        said.append(f"the first plan is {first}, the second {second}: what made the figures may be what differs")
+    one, other = (f"{r.request.rows:,} x {r.request.length:,} tokens" for r in (a, b))
+    if one != other:
+        said.append(f"a step of the first plan is {one}, of the second {other}")
+    return "; ".join(said) or None
 
 
 def _union(one: dict, other: dict) -> list[str]:

@@ -64,6 +64,11 @@ def update_bytes(model: spec.Model, o: Optimizer, mesh: Mapping[str, int], rules
     return 3 * 4 * own + 2 * beside
 
 
+def host_bytes(model: spec.Model, o: Optimizer, mesh: Mapping[str, int], rules: str) -> float:
+    """Of what rests with the host, for a device: fetched for an update, and as many sent back."""
+    return sum(math.prod(k.leaf.local(mesh, rules)) * k.item for k in kept(model, o) if k.host)
+
+
 def _settings(o: Optimizer) -> Settings:
     """A run with this optimiser; schedules keep nothing of a parameter."""
     plain = Settings()

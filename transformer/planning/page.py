@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from transformer.planning import roofline
+from transformer.planning import roofline, topology
 from transformer.planning.chips import CHIPS, GIB
 from transformer.planning.difference import Row
 from transformer.planning.report import Report
@@ -50,6 +50,7 @@ def page(report: Report) -> str:
         _work(report),
         _exchanges(report),
         _assumptions(report),
+        _launch(report),
     ]
     return _html(title, parts)
 
@@ -93,9 +94,7 @@ def _verdict(report: Report) -> str:
 
 def _memory(report: Report) -> str:
     memory, parts = report.memory, report.memory.parts
-    named = {name: getattr(parts, name) for name in ("parameters", "optimizer", "gradients", "cache")}
-    named |= {f"activations: {name}": size for name, size in parts.activations.items()}
-    named = {name: size for name, size in (named | {"buffers": parts.buffers}).items() if size}
+    named = parts.named
     most = max(memory.offered, parts.total, memory.needed)
     colors = {name: COLORS[min(i, len(COLORS) - 1)] for i, name in enumerate(named)}
     segments = "".join(
@@ -123,8 +122,9 @@ def _time(report: Report) -> str:
     terms = {name: seconds for name, seconds in report.estimate.terms.items() if seconds}
     most = max(terms.values(), default=1.0)
     rows = [(name, s / most, _seconds(s), COLORS[i % len(COLORS)]) for i, (name, s) in enumerate(terms.items())]
-    note = f"Each as if it ran alone; together {_seconds(report.estimate.step)}. An estimate: nothing was measured."
-    return f'<h2>Estimated time of a step</h2><p class="muted">{note}</p>{_bars(rows)}'
+    made = f"Each as if it ran alone; a step is {report.estimate.rule} = {_seconds(report.estimate.step)}"
+    note = f"{made}. An estimate: nothing was measured."
+    return f'<h2>Estimated time of a step</h2><p class="muted">{escape(note)}</p>{_bars(rows)}'
 
 
 def _work(report: Report) -> str:
@@ -159,6 +159,14 @@ def _exchanges(report: Report) -> str:
     bars = _bars([(name, sent / most, f"{sent / 1e9:,.2f} GB", "blue") for name, sent in by_axes.items()])
     head = ("kind", "along", "for", "times", "sent", "")
     return f"<h2>Collectives, bytes that a device sends</h2>{bars}<br>{_table(head, table, numbers=(3, 4))}"
+
+
+def _launch(report: Report) -> str:
+    on, command = topology.parse(report.request.topology), report.request.command
+    slices = f"{on.slices} slices of " if on.slices > 1 else ""
+    where = f"Cloud TPU accelerator type: {slices}{on.accelerator}, topology {'x'.join(map(str, on.shape))}."
+    runs = f'<pre class="wide">{escape(command)}</pre>' if command else ""
+    return f"<h2>To run it</h2><p>{escape(where)}</p>{runs}"
 
 
 def _assumptions(report: Report) -> str:

@@ -7,6 +7,8 @@ compiler tells is None, or empty, in a plan that compiled nothing.
 
 import dataclasses
 import json
+import re
+import shlex
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,6 +16,8 @@ from transformer.mapping import from_mapping
 from transformer.settings import POINTS
 
 Kind = Literal["train", "prefill", "decode"]
+# Terms of an estimate that add up to the time in which the cores are busy; and those that come on top.
+COMPUTING, WAITED = ("matmul", "attention", "elementwise"), ("ici", "dcn", "host")
 PURPOSES = ("parameters", "gradients", "activations", "tokens")
 
 
@@ -30,8 +34,10 @@ class Request:
       mesh: sizes of all axes of `sharding.MESH_AXES`, in their order.
       rows: of the step, on all devices and in all of its microbatches.
       length: tokens of a row, of the one that an encoder reads where there is one; to decode, slots of the cache.
+      accumulate: microbatches of the step.
       overrides: settings that differ from the page's, as written: {"compute.remat": '"full"'}.
       tokens: to be trained on; None where nobody asks.
+      fields: of the config page, by dotted name, that make it the run that was planned, as `train.py` takes them.
     """
 
     config: str
@@ -44,8 +50,20 @@ class Request:
     kind: Kind
     rows: int
     length: int
+    accumulate: int = 1
     overrides: dict[str, str] = field(default_factory=dict)
     tokens: float | None = None
+    fields: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def command(self) -> str | None:
+        """What trains this; None where training isn't what was planned."""
+        if self.kind != "train":
+            return None
+        workdir = f"runs/{re.sub(r'[^A-Za-z0-9.]+', '-', self.config)}"
+        words = ["python", "train.py", "--config", self.config, "--workdir", workdir]
+        words += [f"--config.{name}={text}" for name, text in self.fields.items()]
+        return shlex.join(words)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +101,16 @@ class Parts:
             raise ValueError(f"activations={sorted(unknown)}: no points; use {', '.join(POINTS)}, layer, head")
 
     @property
+    def named(self) -> dict[str, int]:
+        """Bytes of each part that there is, activations by point."""
+        parts = {"parameters": self.parameters, "optimizer": self.optimizer, "gradients": self.gradients}
+        parts |= {f"activations: {name}": size for name, size in self.activations.items()}
+        return {name: size for name, size in (parts | {"cache": self.cache, "buffers": self.buffers}).items() if size}
+
+    @property
     def total(self) -> int:
         """Bytes of all parts."""
-        rest = self.parameters + self.optimizer + self.gradients + self.cache + self.buffers
-        return rest + sum(self.activations.values())
+        return sum(self.named.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +121,7 @@ class Memory:
       offered: what the compiler may use.
       parts: by analysis.
       largest: the biggest arrays, the largest first.
-      instead: what other settings, or another slice, would need by analysis, named by them.
+      instead: what other settings, or another slice, would need by analysis, named by options; all of them fit.
       peak: at the worst moment, as compiled.
       arguments: of the state and the batch, or of parameters and cache, as compiled.
       temporary: what else the program needs at once, as compiled.
@@ -146,10 +170,12 @@ class Bytes:
     Attributes:
       minimal: what any program must read and write: weights, moments, cache, what is kept for the backward pass.
       hbm: operands and results of all instructions, as compiled; what stays in faster memory apart.
+      host: of moments that rest in the host's memory, on their way in one direction; as many go back.
     """
 
     minimal: float
     hbm: float | None = None
+    host: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,8 +206,9 @@ class Estimate:
     """How long a step may take. Nothing of this was measured.
 
     Attributes:
-      terms: seconds of "matmul", "attention", "elementwise", "hbm", "ici" and "dcn", each as if it ran alone.
-      step: seconds of a step, by how the terms overlap.
+      terms: seconds of `COMPUTING`, "hbm", "ici", "dcn" and "host", each as if it ran alone; "hidden" is what of ici
+        and dcn goes on beside other work.
+      step: seconds of a step, by `rule`.
       mfu: model FLOPs by what the chips' peak would do in that time.
       tokens_per_second: of all devices.
       assumptions: a sentence each.
@@ -192,6 +219,25 @@ class Estimate:
     mfu: float
     tokens_per_second: float
     assumptions: tuple[str, ...] = ()
+
+    @property
+    def rule(self) -> str:
+        """How a step is made of the terms that there are, such as "max(matmul + attention, hbm) + ici"."""
+        there = {name for name, seconds in self.terms.items() if seconds}
+        computing = " + ".join(name for name in COMPUTING if name in there)
+        busy = [part for part in (computing, *(name for name in ("hbm", "hidden") if name in there)) if part]
+        after = "".join(f" + {name}" for name in WAITED if name in there) + " - hidden" * ("hidden" in there)
+        return (f"max({', '.join(busy)})" if len(busy) > 1 else "".join(busy)) + after
+
+    @property
+    def longest(self) -> str:
+        """The term of which the step has most."""
+        of = dict.fromkeys((*COMPUTING, "hbm", "hidden", *WAITED), 0.0) | self.terms
+        busy = max(("hbm", "hidden"), key=of.get)
+        within = COMPUTING if sum(of[name] for name in COMPUTING) >= of[busy] else (busy,)
+        # What is hidden isn't waited for: of ici first, which is where it is.
+        waited = {"dcn": of["dcn"], "host": of["host"], "ici": max(of["ici"] - of["hidden"], 0.0)}
+        return max((*within, *WAITED), key=lambda name: waited.get(name, of[name]))
 
     def days(self, tokens: float) -> float:
         """Of so many tokens, without a break."""

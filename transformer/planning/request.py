@@ -3,19 +3,18 @@
 Everything here is known before anything is compiled.
 """
 
+import keyword
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
-import jax
+from typing import Any
 
 from transformer import axes as ax
 from transformer import config, families, sharding, spec
-from transformer.planning import chips, memory, topology
-from transformer.planning.leaves import leaves
+from transformer.planning import legal, topology
 from transformer.planning.report import Kind, Request
 from transformer.planning.topology import Topology
-from transformer.settings import SettingsError, check
+from transformer.settings import check
 from transformer.sharding import MESH_AXES, ShardingError
 
 # What a run on TPUs would not leave at the pages' defaults, which are for a laptop; `--set` may.
@@ -65,19 +64,39 @@ def ask(
     found = topology.parse(slices)
     values, settings = settle(reference, kind, length, overrides)
     run = config.resolve(values)
-    sizes = topology.mesh_sizes(found, mesh if mesh is not None else default_mesh(found, run, kind))
-    check_model(run.spec, found, sizes, _rules(run, kind))
-    parts = _ways(sizes, ax.BATCH, _rules(run, kind)) * (run.settings.train.accumulate if kind == "train" else 1)
+    accumulate = run.settings.train.accumulate if kind == "train" else 1
+    sizes = _mesh(found, run, kind, mesh)
+    parts = _ways(sizes, ax.BATCH, _rules(run, kind)) * accumulate
     rows = parts if rows is None else rows
-    check_rows(rows, parts, sizes)
+    check_rows(rows, parts, accumulate, sizes)
     check_length(run, sizes, kind)
     values["data"]["batch_size"], values["mesh"] = rows, sizes
+    if tokens and kind == "train":
+        values["train"]["steps"] = math.ceil(tokens / (rows * _targets(run)))
+    settled = config.resolve(values)
     request = Request(
         config=reference, topology=found.name, chip=found.chip.name, devices=found.devices,
         chips=found.chips * found.slices, slices=found.slices, mesh=sizes, kind=kind, rows=rows,
-        length=values["data"]["seq_len"], overrides=settings, tokens=tokens,
+        length=values["data"]["seq_len"], accumulate=accumulate, overrides=settings, tokens=tokens,
+        fields=dict(_changed(config.load_config(reference).to_dict(), values)),
     )  # fmt: skip
-    return Asked(request, config.resolve(values), found)
+    return Asked(request, settled, found)
+
+
+def _targets(run: config.Run) -> int:
+    """Tokens of a row of which the loss is."""
+    data = run.settings.data
+    return (data.target_len or data.seq_len) if run.spec.trunk.crosses else data.seq_len
+
+
+def _changed(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """Fields of `new` that `old` has otherwise, by dotted name, and their values as text."""
+    for key, value in new.items():
+        if isinstance(value, Mapping) and isinstance(old.get(key), Mapping):
+            yield from _changed(old[key], value, f"{path}{key}.")
+        elif key not in old or old[key] != value:
+            plain = isinstance(value, str) and value.isidentifier() and not keyword.iskeyword(value)
+            yield f"{path}{key}", value if plain else repr(value)
 
 
 def settle(
@@ -114,6 +133,30 @@ def _ways(sizes: Mapping[str, int], name: str, rules: str) -> int:
     return math.prod(sizes[axis] for axis in sharding.RULES[rules][name])
 
 
+def _mesh(found: Topology, run: config.Run, kind: Kind, asked: Mapping[str, int] | None) -> dict[str, int]:
+    """Sizes of all axes.
+
+    Raises:
+      SettingsError, ShardingError: such a mesh doesn't lie on the slice, or can't split the model; with the nearest.
+    """
+
+    def refusal(sizes: Mapping[str, int]) -> str | None:
+        return legal.refusal(run.spec, sizes, _rules(run, kind))
+
+    def holds(sizes: Mapping[str, int]) -> bool:
+        return refusal(sizes) is None
+
+    default = asked is None
+    asked = default_mesh(found, run, kind) if default else asked
+    _check_experts(run.spec, found, asked, holds)
+    sizes = topology.mesh_sizes(found, asked, holds)
+    what = refusal(sizes)
+    if what is not None:
+        said = f"{topology.words(sizes)} (by default)" if default else topology.words(asked)
+        raise ShardingError(f"mesh={said}: {what}; {topology.remedy(found, asked, holds)}")
+    return sizes
+
+
 def default_mesh(found: Topology, run: config.Run, kind: Kind) -> dict[str, int]:
     """All devices along `fsdp`; to decode, as many as the model divides by along `tensor` and `expert`, then `data`.
 
@@ -125,49 +168,38 @@ def default_mesh(found: Topology, run: config.Run, kind: Kind) -> dict[str, int]
     able = [
         sizes
         for sizes in topology.meshes(found, ("data", "expert", "tensor") if mixes else ("data", "tensor"))
-        if _refusal(run.spec, sizes, "decode") is None
+        if legal.refusal(run.spec, sizes, "decode") is None
     ]
     return max(able, key=lambda sizes: (sizes["expert"] * sizes["tensor"], sizes["tensor"]), default={"data": -1})
 
 
-def check_model(model: spec.Model, found: Topology, sizes: Mapping[str, int], rules: str) -> None:
-    """Raises `ShardingError` if the mesh can't split the model, naming a parameter and the nearest mesh that can."""
-    refusal = _refusal(model, sizes, rules)
-    if refusal is None:
+def _check_experts(model: spec.Model, found: Topology, asked: Mapping[str, int], holds: topology.Holds) -> None:
+    """Raises `ShardingError` if the experts can't be split as asked, naming how they can be on this slice."""
+    many, ways = legal.experts(model), asked.get("expert", 1)
+    if many is None or ways < 1 or many % ways == 0:
         return
-    axes = [axis for axis in MESH_AXES if sizes[axis] > 1] + ["data", "fsdp"]
-    able = [other for other in topology.meshes(found, list(dict.fromkeys(axes))) if not _refusal(model, other, rules)]
-    near = min(able, key=lambda other: topology.far(other, sizes), default=None)
-    what = refusal.split(";")[0]
-    remedy = f"the nearest mesh that can is {topology.words(near)}" if near else "no mesh of this slice can"
-    raise ShardingError(f"mesh={topology.words(sizes)}: {what}; {remedy}")
+    able = {sizes["expert"] for sizes in topology.meshes(found, ("data", "fsdp", "expert")) if holds(sizes)}
+    raise ShardingError(
+        f"mesh={topology.words(asked)}: the model's {many} experts can't be split {ways} ways; on {found.name} "
+        f"mesh.expert can be {_any_of(sorted(able))}, and {topology.remedy(found, asked, holds)}"
+    )
 
 
-def _refusal(model: spec.Model, sizes: Mapping[str, int], rules: str) -> str | None:
-    mesh = jax.sharding.AbstractMesh(tuple(sizes[axis] for axis in MESH_AXES), MESH_AXES)
-    try:
-        for leaf in leaves(model):
-            sharding.partition_spec(leaf.names, leaf.shape, mesh, rules, "/".join(leaf.path))
-    except ShardingError as error:
-        return str(error)
-    if rules == "decode":
-        ways = _ways(sizes, ax.ACT_HEADS, rules)
-        heads = {block.mixer.cache_dims.heads for block in model.decoder.layers}
-        uneven = next((n for n in sorted(heads) if n % ways), None)
-        if uneven is not None:
-            return f"the cache's {uneven} heads can't be split {ways} ways over mesh axis 'tensor'"
-    return None
+def _any_of(numbers: Sequence[int]) -> str:
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} or {last}" if most else last
 
 
-def check_rows(rows: int, parts: int, sizes: Mapping[str, int]) -> None:
+def check_rows(rows: int, parts: int, accumulate: int, sizes: Mapping[str, int]) -> None:
     """Raises `ShardingError` if a batch can't be split, naming the nearest that can."""
     if rows >= 1 and rows % parts == 0:
         return
     below, above = rows // parts * parts, -(-max(rows, 1) // parts) * parts
-    near = f"{below} or {above}" if below else f"{above}"
+    near = f"{below} or {above}" if below > 0 else f"{above}"
+    cut = f" and {accumulate} microbatches cut" if accumulate > 1 else " cuts"
     raise ShardingError(
-        f"--batch={rows}: {topology.words(sizes)} cuts a batch into {parts} parts (microbatches among them) of whole "
-        f"rows; the nearest batch is {near}"
+        f"--batch={rows}: must be a multiple of {parts}, into which mesh {topology.words(sizes)}{cut} it; "
+        f"the nearest batch is {near}"
     )
 
 
@@ -179,31 +211,3 @@ def check_length(run: config.Run, sizes: Mapping[str, int], kind: Kind) -> None:
     if _ways(sizes, ax.STREAM_LENGTH, rules) > 1 and length % parts:
         near = f"{length // parts * parts or parts} or {-(-length // parts) * parts}"
         raise ShardingError(f"--seq={length}: {topology.words(sizes)} cuts rows into {parts}; the nearest are {near}")
-
-
-def check_state(asked: Asked) -> None:
-    """Raises `SettingsError` if what a training step keeps doesn't fit by itself, naming the slice where it does."""
-    if asked.request.kind != "train":
-        return
-    run, request, chip = asked.run, asked.request, asked.topology.chip
-    needed = memory.arguments(run.spec, run.settings, request.mesh, request.rows, request.length)
-    if needed <= chip.offered:
-        return
-    near = _smallest(asked, chip) or _smallest(asked, None)
-    remedy = f"the smallest slice that holds a row on each device is {near.name}, split by fsdp" if near else ""
-    raise SettingsError(
-        f"{request.config}: parameters, moments and batch take {needed / 2**30:.1f} GiB of a device, and "
-        f"{request.topology} offers {chip.offered / 2**30:.2f}; {remedy or 'no slice holds a row on each device'}"
-    )
-
-
-def _smallest(asked: Asked, chip: chips.Chip | None) -> Topology | None:
-    """The slice of fewest chips, of that chip or of any, that holds a step by analysis and has a tenth to spare."""
-    run, length, slices = asked.run, asked.request.length, asked.topology.slices
-    kinds = [chip] if chip else list(chips.CHIPS.values())
-    for other in sorted((t for kind in kinds for t in topology.offered(kind, slices)), key=lambda t: t.chips):
-        mesh = {"slice": slices, "fsdp": other.devices // slices}
-        step = memory.train(run.spec, run.settings, mesh, other.devices, length, device_kind=other.chip.kind)
-        if step.total <= 0.9 * other.chip.offered:
-            return other
-    return None

@@ -4,12 +4,13 @@ It takes what a compiler found (`planning.work`, `planning.collectives`) or, whe
 `planning.analysis` counts; the same terms are made of either. What it assumes comes with it, a sentence each.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from transformer.planning import links
 from transformer.planning.chips import GIB, Chip
-from transformer.planning.report import Bytes, Compile, Estimate, Exchange, Flops
+from transformer.planning.report import COMPUTING, WAITED, Bytes, Compile, Estimate, Exchange, Flops
 from transformer.planning.topology import Topology
 
 # Of the peak: what the compiler's own cycles of matrix products come to (79 % on v5p, 81 % on v5e, libtpu 0.0.52).
@@ -55,7 +56,7 @@ def estimate(
     cycles = compiled.cycles if compiled is not None and chip.clock else {}
     grouped = sum(n for name, n in flops.kernels.items() if name.startswith(GROUPED))
     products = next(n for n in (flops.compiled, flops.program, sum(flops.model.values())) if n is not None)
-    terms = dict.fromkeys(("matmul", "attention", "elementwise", "hbm", "ici", "dcn"), 0.0)
+    terms = dict.fromkeys((*COMPUTING, "hbm", *WAITED, "hidden"), 0.0)
     rate = PRODUCTS * chip.device_flops
     terms["matmul"] = (cycles["matmul"] / chip.clock if "matmul" in cycles else products / rate) + grouped / rate
     terms["attention"] = (sum(flops.kernels.values()) - grouped) / (ATTENTION * chip.device_flops)
@@ -65,28 +66,27 @@ def estimate(
     else:
         terms["elementwise"] = elementwise / (ELEMENTWISE * chip.device_bandwidth)
     terms["hbm"] = moved / chip.device_bandwidth
-    hidden = 0.0
     for exchange in exchanges:
         term = "dcn" if exchange.axes and "slice" in exchange.axes else "ici"
         time = links.seconds(topology, asked.mesh, exchange)
         terms[term] += time
-        hidden += time * exchange.overlapped
-    computing = terms["matmul"] + terms["attention"] + terms["elementwise"]
-    busy = max(computing, terms["hbm"])
-    waiting = terms["ici"] + terms["dcn"] - hidden
-    step = max(busy, hidden) + waiting
+        terms["hidden"] += time * exchange.overlapped
+    terms["host"] = size.host / (chip.device_host_link or math.inf)
+    busy = max(sum(terms[name] for name in COMPUTING), terms["hbm"], terms["hidden"])
+    step = busy + sum(terms[name] for name in WAITED) - terms["hidden"]
     return Estimate(
         terms=terms,
         step=step,
         mfu=sum(flops.model.values()) / (step * chip.device_flops),
         tokens_per_second=asked.tokens / step,
-        assumptions=tuple(_assumptions(asked, bool(cycles), size.hbm is not None, exchanges, terms)),
+        assumptions=tuple(_assumptions(asked, bool(cycles), size, exchanges, terms)),
     )
 
 
 def _assumptions(
-    asked: Asked, cycles: bool, compiled: bool, exchanges: Sequence[Exchange], terms: Mapping[str, float]
+    asked: Asked, cycles: bool, size: Bytes, exchanges: Sequence[Exchange], terms: Mapping[str, float]
 ) -> Iterator[str]:
+    """Those that were used, a sentence each."""
     chip = asked.topology.chip
     peak, hbm = f"{chip.device_flops / 1e12:.0f} TFLOP/s", f"{chip.device_bandwidth / 1e9:,.0f} GB/s"
     each = "" if chip.devices == 1 else f" A {chip.name} chip is {chip.devices} devices, which share its rates."
@@ -96,21 +96,30 @@ def _assumptions(
         yield f"Matrix products and elementwise work take the cycles that the compiler estimates, at {clock}."
     else:
         yield f"Matrix products run at {PRODUCTS:.0%} of {peak}, as by the compiler's own estimates on v5p and v5e."
-        yield f"Work beside products reads and writes its arrays once, at {ELEMENTWISE:.0%} of HBM's {hbm}."
+        if terms["elementwise"]:
+            yield f"Work beside products reads and writes its arrays once, at {ELEMENTWISE:.0%} of HBM's {hbm}."
     if terms["attention"]:
         yield f"Attention kernels run at {ATTENTION:.0%} of {peak}, which is assumed: no compiler estimates them."
-    moved = "all operands and results of the program" if compiled else "weights, moments, cache and what is kept"
+    beside = "" if terms["elementwise"] else ", those of work beside products too,"
+    compiled = f"all operands and results of the program{beside}"
+    moved = compiled if size.hbm is not None else "weights, moments, cache and what is kept"
     yield f"HBM moves {moved} at {hbm} while products run; the longer of the two counts."
-    if exchanges:
+    if terms["ici"]:
         yield (
             f"A link carries {chip.link / 1e9:g} GB/s each way; a collective uses the links of all dimensions of its "
             "mesh axes at once, both ways round where a dimension is a ring."
         )
+    if terms["ici"] or terms["dcn"]:
         count = sum(e.overlapped for e in exchanges)
         which = "none" if not count else "all" if count == len(exchanges) else f"{count} of {len(exchanges)} kinds"
         yield f"Of the collectives, {which} run beside products; the others are waited for."
-    if asked.topology.slices > 1:
+    if terms["dcn"]:
         yield f"Between slices each device has {chip.device_network / 1e9:.2f} GB/s of the data centre's network."
+    if terms["host"]:
+        link = f"{chip.device_host_link / 1e9:g} GB/s"
+        yield f"Moments come from the host's memory and go back at {link} each way, both at once; that is waited for."
+    elif size.host:
+        yield f"Moments travel to the host's memory and back; {chip.name}'s link to it isn't published: not counted."
 
 
 def chip_hours(asked: Asked, found: Estimate, tokens: float) -> float:

@@ -8,19 +8,20 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from transformer import axes as ax
 from transformer import sharding
 from transformer.config import Run
 from transformer.nn import stack
-from transformer.planning import analysis, topology
+from transformer.planning import accounting, analysis, topology
+from transformer.planning.accounting import BYTES
 from transformer.planning.chips import GIB, Chip
+from transformer.planning.choices import Choice, Found
 from transformer.planning.legal import meshes
 from transformer.planning.report import Kind, Report
 from transformer.planning.topology import Topology
-from transformer.settings import Compute, SettingsError
+from transformer.settings import Compute
 
 # From what computes most again and keeps least to the opposite.
 POLICIES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -31,85 +32,12 @@ POLICIES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("dots", ()),
     ("none", ()),
 )
-# Of what the compiler offers: analysis is right to a tenth (docs/estimates.md), and the compiler has the last word.
-ROOM = 0.95
-# Rows of a device of a microbatch; beyond that, more of them make no product faster.
-MOST_ROWS = 16
+# Rows of a device of a microbatch; beyond the last, more of them make no product faster.
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """A way to run, and what analysis says of it.
-
-    Attributes:
-      mesh: sizes of all axes.
-      remat, names: `compute.remat` and `compute.remat_names`.
-      rows: of a step, on all devices.
-      needed, offered: bytes of a device.
-      seconds: of a step.
-    """
-
-    topology: str
-    mesh: dict[str, int]
-    remat: str
-    names: tuple[str, ...]
-    rows: int
-    needed: int
-    offered: int
-    seconds: float = math.inf
-    tokens_per_second: float = 0.0
-    mfu: float = 0.0
-
-    @property
-    def fits(self) -> bool:
-        """With `ROOM` to spare."""
-        return self.needed <= ROOM * self.offered
-
-    @property
-    def words(self) -> str:
-        """On a line."""
-        remat = f'"{self.remat}"' + (f" {', '.join(self.names)}" if self.names else "")
-        return f"{self.topology}, mesh {topology.words(self.mesh)}, remat {remat}, {self.rows} rows"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """What a search came to.
-
-    Attributes:
-      ranked: what fits, the fastest first.
-      pruned: how many meshes or choices were dropped, by reason.
-      best: the first of `ranked` that the compiler confirmed; without one, the first.
-      report: what the compiler made of it.
-      refused: choices that the compiler refused, with its reason.
-      nearest: what needs least, where nothing fits.
-    """
-
-    ranked: tuple[Choice, ...] = ()
-    pruned: dict[str, int] = field(default_factory=dict)
-    best: Choice | None = None
-    report: Report | None = None
-    refused: tuple[tuple[Choice, str], ...] = ()
-    nearest: Choice | None = None
-
-    def check(self) -> "Found":
-        """Itself, if there is something that fits.
-
-        Raises:
-          SettingsError: with the nearest possible choice.
-        """
-        if self.best is not None:
-            return self
-        if self.nearest is None:
-            why = "; ".join(f"{count} {reason}" for reason, count in self.pruned.items())
-            raise SettingsError(f"search: no mesh can hold this model ({why}); use another topology")
-        near = self.nearest
-        raise SettingsError(
-            f"search: nothing fits; the nearest is {near.words}, which needs {near.needed / GIB:.1f} of "
-            f"{near.offered / GIB:.1f} GiB; use a larger topology"
-        )
-
-
+# What is said of a plan whose moments had to be made smaller.
+NUMERICS = "moments are in bfloat16, which changes numerics: nothing fits with float32 ones"
 Compiler = Callable[[Choice], Report]
 
 
@@ -123,13 +51,57 @@ def search(
     verify: Compiler | None = None,
     verified: int = 3,
 ) -> Found:
-    """The best way to run on a topology.
+    """The best way to run on a topology: with moments as the run has them, or, if nothing fits so, in bfloat16.
 
     Args:
       rows: of a step, on all devices; by default the best number.
       verify: gives the report of a choice; raises `RuntimeError` if the compiler refuses it.
       verified: how many of the best are compiled at most, until one fits.
     """
+    how = dict(rows=rows, kind=kind, verify=verify, verified=verified)
+    found, lossy = _search(run, on, length, **how), _lossy(run, kind)
+    if found.best is not None:
+        return found
+    slices = (t for t in topology.offered(on.chip, on.slices) if t.chips > on.chips)
+    held = _first(run, slices, length, rows, kind)
+    larger = held and f"the smallest slice that holds it is {held.words}"
+    other = _search(lossy, on, length, **how) if lossy is not None else Found()
+    if other.best is None:
+        return dataclasses.replace(found, larger=larger)
+    return dataclasses.replace(other, lossy=f"{NUMERICS}{f', for which {larger}' if larger else ''}")
+
+
+def _first(run: Run, slices: Iterable[Topology], length: int, rows: int | None, kind: Kind) -> Choice | None:
+    """The first of some slices on which anything fits; on it, what is computed again as far as it can be."""
+    for on in _roomy(run, slices, kind):
+        for mesh in meshes(run, on, length, Counter(), kind):
+            leanest = next(_of_mesh(run, on, mesh, length, rows, kind, Counter()), None)
+            if leanest is not None and leanest.fits:
+                return leanest
+    return None
+
+
+def _roomy(run: Run, slices: Iterable[Topology], kind: Kind) -> Iterator[Topology]:
+    """Those with room for the parameters, and to train for their gradients, if they are split over all devices."""
+    each = 2 * BYTES["float32"] if kind == "train" else BYTES["bfloat16"]
+    least = accounting.parameters(run.spec).total * each
+    return (t for t in slices if least <= t.devices * t.chip.offered)
+
+
+def _lossy(run: Run, kind: Kind) -> Run | None:
+    """The run with moments in bfloat16; None where they are so already, or there are none."""
+    return _moments(run, "bfloat16") if kind == "train" and run.settings.optimizer.moments_dtype == "float32" else None
+
+
+def _moments(run: Run, dtype: str) -> Run:
+    optimizer = dataclasses.replace(run.settings.optimizer, moments_dtype=dtype)
+    return dataclasses.replace(run, settings=dataclasses.replace(run.settings, optimizer=optimizer))
+
+
+def _search(
+    run: Run, on: Topology, length: int, *, rows: int | None, kind: Kind, verify: Compiler | None, verified: int = 3
+) -> Found:
+    """`search`, with moments as the run has them."""
     pruned: Counter[str] = Counter()
     choices = [
         c for mesh in meshes(run, on, length, pruned, kind) for c in _of_mesh(run, on, mesh, length, rows, kind, pruned)
@@ -167,14 +139,23 @@ def smallest(
 ) -> Found:
     """The best way to run on the smallest slice of a chip that fits.
 
-    Slices that hold not even the parameters are passed over; what is said of pruning is of the last one tried.
+    What is said of pruning is of the last one tried. Of the slice before it is told if it would do with moments in
+    bfloat16.
     """
-    last = Found()
-    for on in topology.offered(chip):
-        last = search(run, on, length, rows=rows, kind=kind, verify=verify)
+    last, before, lossy = Found(), None, _lossy(run, kind)
+    for on in _roomy(run, topology.offered(chip), kind):
+        last = _search(run, on, length, rows=rows, kind=kind, verify=verify)
         if last.best is not None:
-            return last
-    return last
+            break
+        before = on
+    if lossy is None or before is None:
+        return last
+    nothing = last.best is None
+    other = _search(lossy, before, length, rows=rows, kind=kind, verify=verify if nothing else None)
+    if other.best is None:
+        return last
+    told = NUMERICS if nothing else f"with moments in bfloat16, which change numerics, {other.best.words} would do"
+    return dataclasses.replace(other if nothing else last, lossy=told)
 
 
 def _of_mesh(
@@ -185,11 +166,12 @@ def _of_mesh(
     if rows is not None and rows % (parts * (accumulate if kind == "train" else 1)):
         pruned["meshes over which the rows can't be split"] += 1
         return
-    counts = [rows] if rows is not None else [parts * accumulate * 2**n for n in range(MOST_ROWS.bit_length())]
+    counts = [rows] if rows is not None else [parts * accumulate * n for n in ROWS]
     for (remat, names), count in itertools.product(_policies(run, kind), counts):
         chosen = Choice(
-            topology=on.name, mesh=mesh, remat=remat, names=names, rows=count, needed=0, offered=int(on.chip.offered)
-        )
+            topology=on.name, mesh=mesh, remat=remat, names=names, moments=run.settings.optimizer.moments_dtype,
+            rows=count, needed=0, offered=int(on.chip.offered),
+        )  # fmt: skip
         yield dataclasses.replace(chosen, needed=analysis.parts_of(plan(run, on, chosen, length, kind)).total)
 
 
@@ -219,14 +201,12 @@ def plan(run: Run, on: Topology, choice: Choice, length: int, kind: Kind = "trai
 
 def chosen(run: Run, choice: Choice) -> Run:
     """The run with the settings of a choice."""
-    old, moved = run.settings, choice.remat == "names"
-    compute = dataclasses.replace(
-        old.compute,
-        remat=choice.remat,
-        remat_names=choice.names,
-        offload_names=old.compute.offload_names if moved else (),
+    old = run.settings.compute
+    moved = old.offload_names if choice.remat == "names" else ()
+    compute = dataclasses.replace(old, remat=choice.remat, remat_names=choice.names, offload_names=moved)
+    return _moments(
+        dataclasses.replace(run, settings=dataclasses.replace(run.settings, compute=compute)), choice.moments
     )
-    return dataclasses.replace(run, settings=dataclasses.replace(old, compute=compute))
 
 
 def _leanest(fitting: list[Choice]) -> Iterator[Choice]:

@@ -1,5 +1,6 @@
 """A plan for the terminal."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich import box
@@ -8,7 +9,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from transformer.planning import topology
 from transformer.planning.difference import Row
+from transformer.planning.fit import DoesNotFit
 from transformer.planning.report import Buffer, Report
 from transformer.planning.search import Found
 from transformer.planning.topology import words
@@ -16,11 +19,14 @@ from transformer.planning.words import si
 
 GIB = 2**30
 BAR = 40  # columns
+COMMAND = 110  # columns of a line of a command
+# What `report.Parts.buffers` is, in a few words.
+BUFFERS = "batch, weights gathered or cast for use, rows of experts"
 
 
 def render(report: Report) -> Group:
-    """Memory, work, what is sent, and the estimate, in this order."""
-    blocks = [_head(report), _memory(report), _work(report), _sent(report), _estimate(report)]
+    """Memory, work, what is sent, the estimate, and how to run it, in this order."""
+    blocks = [_head(report), _memory(report), _work(report), _sent(report), _estimate(report), _launch(report)]
     return Group(*(line for block in blocks for line in (*block, Text(""))))
 
 
@@ -50,15 +56,18 @@ def _memory(report: Report) -> Iterator[RenderableType]:
         f"  {gib(m.needed)} of {gib(m.offered)} GiB, {how}{'' if m.fits else ': DOES NOT FIT'}",
     )  # fmt: skip
     if m.peak is not None:
-        told = f"arguments {gib(m.arguments)}, temporary {gib(m.temporary)}"
-        yield Text(f"  of it {told}; by analysis {gib(m.parts.total)} in all:")
-    p = m.parts
-    rows = {"parameters": p.parameters, "optimizer": p.optimizer, "gradients": p.gradients}
-    rows |= {f"activations: {name}": size for name, size in p.activations.items()}
-    rows |= {"cache": p.cache, "buffers": p.buffers}
-    yield _two({name: amount(size) for name, size in rows.items() if size})
-    yield from _buffers("largest arrays", m.largest)
-    yield from _buffers("would need, by analysis, with", m.instead)
+        # So that the printed numbers add up.
+        beside = round(m.peak / GIB, 2) - round(m.arguments / GIB, 2)
+        yield Text(
+            f"  of it {gib(m.arguments)} arguments, which stay, and {beside:,.2f} beside them at the worst moment"
+        )
+        yield Text(f"  by analysis {gib(m.parts.total)} in all:")
+    rows = {name: amount(size) for name, size in m.parts.named.items()}
+    if "buffers" in rows:
+        rows["buffers"] += f"   {BUFFERS}"
+    yield _two(rows)
+    yield from _buffers("largest arrays, by analysis", m.largest)
+    yield from _buffers("also fits, by analysis", m.instead)
 
 
 def _buffers(title: str, buffers: tuple[Buffer, ...]) -> Iterator[RenderableType]:
@@ -93,13 +102,21 @@ def _sent(report: Report) -> Iterator[RenderableType]:
             hidden = "yes" if e.overlapped else "no"
             table.add_row(e.kind, axes, e.purpose, f"{e.times:,}", f"{e.sent / 1e9:,.3f}", hidden)
     yield table
+    if report.request.accumulate > 1:
+        more = sum(e.sent for e in report.exchanges if e.purpose in ("parameters", "gradients"))
+        more *= 1 - 1 / report.request.accumulate
+        each = f"{report.request.accumulate} microbatches gather parameters and sum gradients each for itself"
+        yield Text(f"  {each}: {more / 1e9:,.3f} GB more than one would send")
 
 
 def _estimate(report: Report) -> Iterator[RenderableType]:
     e, r = report.estimate, report.request
     yield Text("estimate (nothing was measured)", style="bold")
     rows = {name: _time_of(seconds) for name, seconds in e.terms.items() if seconds}
-    rows["step"] = _time_of(e.step)
+    if "hidden" in rows:
+        rows["hidden"] += ", of ici and dcn, beside other work"
+    rows["step"] = f"{_time_of(e.step)} = {e.rule}"
+    rows["longest term"] = f"{e.longest}, {e.terms[e.longest] / e.step:.0%} of the step"
     rows |= {"MFU": f"{e.mfu:.1%}", "tokens a second": f"{e.tokens_per_second:,.0f} on all devices"}
     if r.tokens:
         days = e.days(r.tokens)
@@ -110,6 +127,21 @@ def _estimate(report: Report) -> Iterator[RenderableType]:
         yield Padding(Text(sentence), (0, 0, 0, 4))
 
 
+def _launch(report: Report) -> Iterator[RenderableType]:
+    r = report.request
+    on = topology.parse(r.topology)
+    slices = f"{on.slices} slices of {on.accelerator}" if on.slices > 1 else on.accelerator
+    shape = "x".join(map(str, on.shape))
+    yield Text("to run it", style="bold")
+    yield Text(f"  Cloud TPU accelerator type {slices}, topology {shape}: {on.chips} chips")
+    if r.command:
+        lines = [""]
+        for word in map(shlex.quote, shlex.split(r.command)):
+            lines += [""] if len(lines[-1]) + len(word) > COMMAND else []
+            lines[-1] += f"{word} "
+        yield Text("  " + "\\\n      ".join(lines).rstrip(), no_wrap=True, overflow="ignore")
+
+
 def _two(rows: Mapping[str, str], indent: int = 2) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(min_width=indent)
@@ -118,6 +150,16 @@ def _two(rows: Mapping[str, str], indent: int = 2) -> Table:
     for name, value in rows.items():
         table.add_row("", name, value)
     return table
+
+
+def render_refusal(error: DoesNotFit) -> Group:
+    """What takes most of the memory, and what would fit."""
+    blocks = (
+        _buffers("what a device would hold, by analysis", error.parts),
+        _buffers("its biggest arrays, as compiled", error.largest),
+        _buffers("fits, by analysis", error.instead),
+    )
+    return Group(*(line for block in blocks for line in block))
 
 
 def _time_of(seconds: float) -> str:
@@ -137,8 +179,11 @@ def gib(size: float | None) -> str:
 def render_search(found: Found, most: int = 8) -> Table:
     """The best ways to run, by analysis, the one that was chosen marked."""
     dropped = "; ".join(f"{count:,} {reason}" for reason, count in found.pruned.items() if count)
+    lossy = f"\n{found.lossy}" if found.lossy else ""
     refused = "".join(f"\nrefused by the compiler: {choice.words}: {why}" for choice, why in found.refused)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=f"dropped: {dropped}{refused}", caption_justify="left")
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, caption=f"dropped: {dropped}{lossy}{refused}", caption_justify="left"
+    )
     for name in ("", "slice", "mesh", "remat", "rows", "GiB, by analysis", "step, estimated", "MFU"):
         table.add_column(name, justify="right" if name in ("rows", "GiB, by analysis", "MFU") else "left")
     for choice in found.ranked[:most]:
@@ -149,9 +194,9 @@ def render_search(found: Found, most: int = 8) -> Table:
     return table
 
 
-def render_difference(names: tuple[str, str], rows: Sequence[Row]) -> Table:
+def render_difference(names: tuple[str, str], rows: Sequence[Row], caution: str | None = None) -> Table:
     """Two plans side by side."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=caution, caption_justify="left")
     for name in ("", *names, "unit", "change"):
         table.add_column(name, justify="left" if name in ("", "unit") else "right")
     for row in rows:

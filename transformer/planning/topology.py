@@ -10,7 +10,7 @@ November 2026). Links go around in dimensions of whole rows (`Chip.row`): in thr
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,6 +30,10 @@ _MOST = {"v4": 4096, "v5p": 6144, "tpu7x": 9216}
 _MEGACORE = ("v4", "v5p")
 # Kinds of devices for which `jax.make_mesh` splits a physical axis over several of the mesh.
 _SPLIT = ("TPU v5 lite",)
+
+
+# Whether a mesh of these sizes, of all axes, can hold a model.
+Holds = Callable[[Mapping[str, int]], bool]
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,11 @@ class Topology:
     def devices(self) -> int:
         """Of all slices, as JAX counts them."""
         return self.chips * self.slices * self.chip.devices
+
+    @property
+    def accelerator(self) -> str:
+        """Cloud's accelerator type of one slice: "v5p-128", "v6e-32"; other shapes of as many chips share it."""
+        return f"{self.chip.accelerator}-{self.chips * self.chip.counted}"
 
     @property
     def wrap(self) -> tuple[bool, ...]:
@@ -103,14 +112,23 @@ def parse(name: str) -> Topology:
     """
     count, star, one = name.rpartition("*")
     check(not star or (count.isdigit() and int(count) > 0), "topology", name, "write slices as in 2*v5p:4x4x4")
-    chip, shape = chips.of_topology(one)
     slices = int(count) if star else 1
+    same = _of_accelerator(one, slices)
+    check(not same, "topology", name, f"an accelerator type; name the shape of its torus: {' or '.join(same[:3])}")
+    chip, shape = chips.of_topology(one)
     offered = list(_offered(chip))
     if shape not in offered:
         nearest = sorted(offered, key=lambda other: _far(shape, other))[:2]
         names = " or ".join(Topology(chip, other, slices).name for other in sorted(nearest, key=math.prod))
         raise SettingsError(f"topology={name!r}: no slice of {chip.name} has this shape; the nearest are {names}")
     return Topology(chip, shape, slices)
+
+
+def _of_accelerator(name: str, slices: int) -> list[str]:
+    """Slices that Cloud calls by this accelerator type; "v5e-16", as many say, is v5litepod-16."""
+    kind, _, number = name.partition("-")
+    of = [chip for chip in chips.CHIPS.values() if kind in (chip.name, chip.accelerator)]
+    return [t.name for chip in of for t in offered(chip, slices) if t.accelerator == f"{chip.accelerator}-{number}"]
 
 
 def _offered(chip: chips.Chip) -> Iterator[tuple[int, ...]]:
@@ -135,8 +153,11 @@ def _far(a: Sequence[int], b: Sequence[int]) -> float:
     return 4 * abs(math.log2(math.prod(a) / math.prod(b))) + off
 
 
-def mesh_sizes(topology: Topology, asked: Mapping[str, int]) -> dict[str, int]:
+def mesh_sizes(topology: Topology, asked: Mapping[str, int], holds: Holds = lambda sizes: True) -> dict[str, int]:
     """Sizes of all mesh axes: those asked for, the slices, 1 elsewhere; `data` takes what is left, or the axis of -1.
+
+    Args:
+      holds: what the nearest mesh must be, besides.
 
     Raises:
       SettingsError: an unknown axis, or a bad size.
@@ -150,19 +171,23 @@ def mesh_sizes(topology: Topology, asked: Mapping[str, int]) -> dict[str, int]:
     sizes = asdict(settings.Mesh(**{"data": 1, **asked, **rest, "slice": topology.slices}))
     known = math.prod(size for size in sizes.values() if size != -1)
     if topology.devices % known or (-1 not in sizes.values() and known != topology.devices):
-        near = nearest(topology, {axis: size for axis, size in sizes.items() if size != -1})
         raise ShardingError(
-            f"mesh={words(sizes)}: sizes multiply to {known}, and {topology.name} has {topology.devices} devices; "
-            f"the nearest mesh is {words(near)}"
+            f"mesh={words(asked)}: sizes multiply to {known}, and {topology.name} has {topology.devices} devices; "
+            f"{remedy(topology, asked, holds)}"
         )
     sizes = {axis: topology.devices // known if size == -1 else size for axis, size in sizes.items()}
     if not lies(topology, sizes):
         raise ShardingError(
-            f"mesh={words(sizes)}: each axis must be whole dimensions of the torus of {topology.name}"
-            f"{' and its pairs of cores' * (topology.chip.devices > 1)}; the nearest mesh is "
-            f"{words(nearest(topology, sizes))}"
+            f"mesh={words(asked)}: each axis must be whole dimensions of the torus of {topology.name}"
+            f"{' and its pairs of cores' * (topology.chip.devices > 1)}; {remedy(topology, asked, holds)}"
         )
     return sizes
+
+
+def remedy(topology: Topology, asked: Mapping[str, int], holds: Holds) -> str:
+    """Which mesh to take instead, in words."""
+    near = nearest(topology, asked, holds)
+    return f"the nearest mesh is {words(near)}" if near else f"no mesh of {topology.name} can hold this model"
 
 
 def words(sizes: Mapping[str, int]) -> str:
@@ -204,14 +229,16 @@ def meshes(topology: Topology, axes: Sequence[str]) -> Iterator[dict[str, int]]:
             yield whole
 
 
-def nearest(topology: Topology, asked: Mapping[str, int]) -> dict[str, int]:
-    """The mesh that lies on the torus and whose sizes are closest to those asked for."""
-    axes = [axis for axis in MESH_AXES if asked.get(axis, 1) != 1 and axis != "slice"] or ["fsdp"]
+def nearest(topology: Topology, asked: Mapping[str, int], holds: Holds) -> dict[str, int] | None:
+    """The mesh that lies on the torus, `holds`, and whose sizes are closest to those asked for, if there is one."""
+    wanted = [axis for axis in MESH_AXES if asked.get(axis, 1) != 1 and axis != "slice"]
+    # One axis alone can take the whole torus; `data` and `fsdp` may take what those asked for leave.
+    able = filter(holds, meshes(topology, dict.fromkeys(["data", "fsdp", *wanted])))
+    return min(able, key=lambda sizes: far(sizes, asked), default=None)
 
-    # The axes asked for are enough: one alone can take the whole torus. `data` may take what they leave.
-    return min(meshes(topology, dict.fromkeys(["data", *axes])), key=lambda sizes: far(sizes, asked))
 
-
-def far(sizes: Mapping[str, int], asked: Mapping[str, int]) -> float:
-    """How many factors of two all axes are off together."""
-    return sum(abs(math.log2(sizes.get(axis, 1) / max(asked.get(axis, 1), 1))) for axis in MESH_AXES)
+def far(sizes: Mapping[str, int], asked: Mapping[str, int]) -> tuple[float, int]:
+    """How many factors of two all axes are off together, those of -1 apart; and how many were added or left out."""
+    pairs = [(sizes.get(axis, 1), asked.get(axis, 1)) for axis in MESH_AXES if axis != "slice"]
+    off = sum(abs(math.log2(size / wanted)) for size, wanted in pairs if wanted != -1)
+    return round(off, 6), sum((size == 1) != (wanted == 1) for size, wanted in pairs)
