@@ -167,6 +167,7 @@ CUTS = {
     "gemma3": ("gemma3:4b", dict(num_layers=12), {}, 8, 4096, {}),
     "gemma2": ("gemma2:9b", dict(num_layers=8), {}, 8, 4096, {}),
     "olmo2": ("olmo2:7b", dict(num_layers=4), {}, 8, 4096, {}),
+    "exchange": ("qwen3_moe:30b-a3b", dict(num_layers=4), {"expert": 4}, 8, 4096, {"compute.expert_exchange": "all_to_all"}),
     "mixtral": ("mixtral:8x7b", dict(num_layers=2), {"expert": 4}, 8, 4096, {}),
     "gpt_oss": ("gpt_oss:20b", dict(num_layers=4), {"expert": 4}, 8, 4096, {}),
     "qwen3_moe": ("qwen3_moe:30b-a3b", dict(num_layers=4), {"expert": 4}, 8, 4096, {}),
@@ -195,7 +196,7 @@ def cut(name: str) -> tuple[config.Run, dict[str, int], dict]:
     values["model"] |= changes
     values["train"]["mtp_weight"] = 0.3 if values["model"].get("mtp") else 0.0
     values["compute"] |= dict(dtype="bfloat16", remat="full")
-    values["data"] |= dict(seq_len=length, batch_size=rows)
+    values["data"] |= dict(seq_len=length, target_len=None, batch_size=rows)
     values["mesh"] = ONE | {"fsdp": 4 // math.prod(mesh.values())} | mesh
     for field, value in more.items():
         group, _, field = field.partition(".")
