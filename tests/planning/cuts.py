@@ -51,7 +51,39 @@ def _read(folder: Path) -> Planned:
     arguments = re.findall(
         r"^allocation \d+: size (\d+), page \d+, parameter ", text("-buffer-assignment"), re.MULTILINE
     )
-    return Planned(int(total[1]), sum(map(int, arguments)), text("_after_buffer_assignment"))
+    return Planned(int(total[1]), sum(map(int, arguments)), spelled_out(text("_after_buffer_assignment")))
+
+
+def spelled_out(text: str) -> str:
+    """A program whose elements of tuples are instructions, as they are in what is compiled to the end.
+
+    Here the compiler writes `%name#1` where such an element is read.
+    """
+    shapes, lines, made = {}, [], set()
+    for line in text.splitlines():
+        if line.startswith("}"):
+            made.clear()
+        for name, index in re.findall(r"%([\w.\-]+)#(\d+)", line):
+            if (name, index) not in made:
+                made.add((name, index))
+                part = _parts(shapes[name])[int(index)]
+                lines.append(f"  %{name}.at{index} = {part} get-tuple-element(%{name}), index={index}")
+        lines.append(re.sub(r"%([\w.\-]+)#(\d+)", r"%\1.at\2", line))
+        if found := re.match(r"\s+(?:ROOT )?%([\w.\-]+) = (\(.*?\)) [a-z][\w\-]*\(", line):
+            shapes[found[1]] = found[2]
+    return "\n".join(lines)
+
+
+def _parts(shape: str) -> list[str]:
+    """Of a tuple's shape: "(f32[2,3]{1,0}, (s32[], s32[]))"."""
+    depth, parts = 0, [""]
+    for letter in re.sub(r"/\*.*?\*/", "", shape)[1:-1]:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
 
 
 def _written(folder: Path) -> bool:
