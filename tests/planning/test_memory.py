@@ -147,6 +147,7 @@ def test_the_cache_of_decoding_is_the_one_counted(family):
 
 
 NAMES = {"compute.remat": "names", "compute.remat_names": ("attended", "ffn_up")}
+EXCHANGE = {"compute.expert_exchange": "all_to_all"}
 # Cuts at real widths: a page, changes of its model, mesh, rows, tokens, and more settings.
 CUTS = {
     "llama3": ("llama3:8b", dict(num_layers=4), {}, 16, 4096, {}),
@@ -167,7 +168,7 @@ CUTS = {
     "gemma3": ("gemma3:4b", dict(num_layers=12), {}, 8, 4096, {}),
     "gemma2": ("gemma2:9b", dict(num_layers=8), {}, 8, 4096, {}),
     "olmo2": ("olmo2:7b", dict(num_layers=4), {}, 8, 4096, {}),
-    "exchange": ("qwen3_moe:30b-a3b", dict(num_layers=4), {"expert": 4}, 8, 4096, {"compute.expert_exchange": "all_to_all"}),
+    "exchange": ("qwen3_moe:30b-a3b", dict(num_layers=4), {"expert": 4}, 8, 4096, EXCHANGE),
     "mixtral": ("mixtral:8x7b", dict(num_layers=2), {"expert": 4}, 8, 4096, {}),
     "gpt_oss": ("gpt_oss:20b", dict(num_layers=4), {"expert": 4}, 8, 4096, {}),
     "qwen3_moe": ("qwen3_moe:30b-a3b", dict(num_layers=4), {"expert": 4}, 8, 4096, {}),
