@@ -114,7 +114,7 @@ def main() -> None:
 
     stay_off_tpus()
     find_libtpu()
-    import benchmarks.plans  # noqa: F401: for the children
+    import benchmarks.plans  # noqa: F401 (for the children)
 
     for number, job in enumerate(json.loads(sys.argv[2])):
         folder, child = Path(sys.argv[1]) / str(number), os.fork()
