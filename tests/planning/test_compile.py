@@ -8,10 +8,15 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from benchmarks import plans
+from tests.common import FAMILIES
+from tests.planning import cuts
 from transformer import sharding
-from transformer.planning import assemble, compile, topology
+from transformer.planning import analysis, assemble, compile, memory, topology
 from transformer.planning.collectives import Collective
+from transformer.planning.hlo import parse
 from transformer.planning.request import ask
+from transformer.planning.work import work
 from transformer.settings import Mesh, SettingsError
 
 USAGE = """Memory Space: default (color=0)
@@ -96,3 +101,26 @@ def test_what_does_not_fit_names_its_biggest_buffers():
         compile.compile_program(lambda: jax.jit(squares), tuple(args), mesh)
     assert caught.value.needed > 16 * 2**30 > caught.value.offered > 15 * 2**30
     assert "bf16[524288,8192]" in caught.value.largest[0].name
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the libtpu of jax[tpu]")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_layers_of_every_size_fit_their_slice_and_multiply_what_analysis_says(family, tmp_path):
+    """At real widths, on the slice and mesh of docs/plans.md, by the TPU's compiler, up to the assignment of buffers.
+
+    By then it has refused what it can't shard, lay out or fit, and its program is final; what it has not done is to
+    make code of it, which takes ten times as long and is left to the slow proof in tests/test_plan.py.
+    """
+    whole = [plans.chosen(model) for model in plans.models() if model.split(":")[0] == family]
+    requests = [one.request for one in whole]
+    jobs = [
+        dict(reference=r.config, slices=r.topology, mesh=r.mesh, rows=r.rows, length=r.length, two=True)
+        for r in requests
+    ]
+    for one, found in zip(map(plans.cut, whole), cuts.planned(jobs, tmp_path), strict=True):
+        request, run = one.request, one.run
+        assert found.peak <= one.topology.chip.offered, request.config
+        arguments = memory.arguments(run.spec, run.settings, request.mesh, request.rows, request.length)
+        assert found.arguments == arguments, request.config
+        flops = analysis.report(request, run).flops.program
+        assert work(parse(found.text), request.devices).flops == pytest.approx(flops, rel=0.01), request.config

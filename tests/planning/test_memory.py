@@ -147,20 +147,33 @@ def test_the_cache_of_decoding_is_the_one_counted(family):
 
 
 NAMES = {"compute.remat": "names", "compute.remat_names": ("attended", "ffn_up")}
+EXCHANGE = {"compute.expert_exchange": "all_to_all"}
 # Cuts at real widths: a page, changes of its model, mesh, rows, tokens, and more settings.
 CUTS = {
-    "llama": ("llama3:8b", dict(num_layers=4), {}, 16, 4096, {}),
+    "llama3": ("llama3:8b", dict(num_layers=4), {}, 16, 4096, {}),
     "names": ("llama3:8b", dict(num_layers=4), {}, 16, 4096, NAMES),
     "dots": ("llama3:8b", dict(num_layers=4), {}, 16, 4096, {"compute.remat": "dots"}),
     "accumulate": ("llama3:8b", dict(num_layers=4), {}, 16, 4096, {"train.accumulate": 4}),
     "tensor": ("llama3:8b", dict(num_layers=4), {"tensor": 4}, 4, 4096, {}),
     "gpt2": ("gpt2:medium", dict(num_layers=4), {}, 16, 1024, {}),
+    "gpt3": ("gpt3:6.7b", dict(num_layers=4), {}, 8, 2048, {}),
     "bert": ("bert:large", dict(num_layers=6), {}, 32, 512, {}),
+    "t5": ("t5:3b", {}, {}, 8, 512, {}),
+    "vaswani": ("vaswani:big", {}, {}, 32, 512, {}),
+    "marian": ("marian:opus-mt-en-de", {}, {}, 32, 512, {}),
+    "llama2": ("llama2:7b", dict(num_layers=4), {}, 8, 4096, {}),
+    "mistral": ("mistral:7b-v0.1", dict(num_layers=4), {}, 4, 8192, {}),
+    "qwen2": ("qwen2:7b", dict(num_layers=6), {}, 8, 4096, {}),
+    "qwen3": ("qwen3:4b", dict(num_layers=6), {}, 8, 4096, {}),
     "gemma3": ("gemma3:4b", dict(num_layers=12), {}, 8, 4096, {}),
     "gemma2": ("gemma2:9b", dict(num_layers=8), {}, 8, 4096, {}),
     "olmo2": ("olmo2:7b", dict(num_layers=4), {}, 8, 4096, {}),
-    "mixture": ("qwen3_moe:30b-a3b", dict(num_layers=4), {"expert": 4}, 8, 4096, {}),
-    "latent": ("deepseek_v3:671b", dict(num_layers=3, dense_layers=1, num_experts=32), {"expert": 4}, 4, 4096, {}),
+    "exchange": ("qwen3_moe:30b-a3b", dict(num_layers=4), {"expert": 4}, 8, 4096, EXCHANGE),
+    "mixtral": ("mixtral:8x7b", dict(num_layers=2), {"expert": 4}, 8, 4096, {}),
+    "gpt_oss": ("gpt_oss:20b", dict(num_layers=4), {"expert": 4}, 8, 4096, {}),
+    "qwen3_moe": ("qwen3_moe:30b-a3b", dict(num_layers=4), {"expert": 4}, 8, 4096, {}),
+    "deepseek_v2": ("deepseek_v2:lite", dict(num_layers=3), {"expert": 4}, 8, 4096, {}),
+    "deepseek_v3": ("deepseek_v3:671b", dict(num_layers=3, dense_layers=1, num_experts=32), {"expert": 4}, 4, 4096, {}),
 }  # fmt: skip
 SCRIPT = """
 import json, sys
@@ -184,7 +197,7 @@ def cut(name: str) -> tuple[config.Run, dict[str, int], dict]:
     values["model"] |= changes
     values["train"]["mtp_weight"] = 0.3 if values["model"].get("mtp") else 0.0
     values["compute"] |= dict(dtype="bfloat16", remat="full")
-    values["data"] |= dict(seq_len=length, batch_size=rows)
+    values["data"] |= dict(seq_len=length, target_len=None, batch_size=rows)
     values["mesh"] = ONE | {"fsdp": 4 // math.prod(mesh.values())} | mesh
     for field, value in more.items():
         group, _, field = field.partition(".")

@@ -1,14 +1,18 @@
 """Four counts of FLOPs agree: of the compiled program, scanned and unrolled, of the traced one, and of the spec."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from tests.common import FAMILIES, model, often, tiny_spec
 from tests.planning.test_accounting import TOKENS, flops_of_all_scores, shapes_of, source_of
+from transformer import sharding
 from transformer.planning.hlo import parse
 from transformer.planning.matmuls import matmul_flops
 from transformer.planning.work import work
+from transformer.settings import Mesh
 
 
 def counted(family: str, unroll: int) -> tuple[float, float]:
@@ -38,3 +42,29 @@ def test_compiled_traced_and_analytic_flops_agree(family):
 def test_no_loop_is_counted_once(family):
     scanned, unrolled = (counted(family, unroll=unroll)[0] for unroll in (1, 64))
     assert unrolled == pytest.approx(scanned, rel=0.01)
+
+
+def test_a_loop_that_counts_by_two_runs_half_as_often():
+    """So do those that TPU compilers make of a product whose operand is gathered in parts."""
+
+    def function(x, w):
+        return jax.lax.while_loop(lambda c: c[0] < 8, lambda c: (c[0] + 2, jnp.tanh(c[1] @ w)), (0, x))[1]
+
+    square = jax.ShapeDtypeStruct((16, 16), jnp.float32)
+    text = jax.jit(function).lower(square, square).compile().as_text()
+    untold = re.sub(r'"known_trip_count":\{"n":"\d+"\},?', "", text)
+    assert work(parse(untold), 1).flops == 4 * 2 * 16**3
+
+
+@pytest.mark.parametrize("remat", ["full", "dots"])
+def test_a_mesh_multiplies_nothing_again_that_one_device_does_not(remat):
+    """What a policy keeps is found within products whose gradients are summed by hand, too."""
+    net = model("llama3", remat=remat)
+
+    def loss(params, tokens):
+        ones = jnp.ones(tokens.shape)
+        return net.apply({"params": params}, ones, tokens, tokens, method="weighed_losses").total
+
+    alone = matmul_flops(jax.grad(loss), shapes_of(net), TOKENS)
+    with jax.set_mesh(sharding.make_mesh(Mesh(data=1, fsdp=2), jax.devices()[:2])):
+        assert matmul_flops(jax.grad(loss), shapes_of(net), TOKENS) == alone

@@ -116,6 +116,8 @@ def _forward(call: Call, x, table, bias, targets, weights):
     total, d_table, d_offsets, d_x, nats, trained = run(
         x, table.astype(x.dtype), _offsets(bias, table), targets, weights
     )
+    # Summed before the backward pass, not whenever a compiler likes: until then each device has a whole table of it.
+    d_table, d_x = jax.lax.optimization_barrier((d_table, d_x))
     d_bias = None if bias is None else d_offsets.astype(bias.dtype)
     return (total, nats), (d_x, d_table.astype(table.dtype), d_bias, None, trained)
 

@@ -118,7 +118,7 @@ def _shift_backward(bias: Array, d: Array) -> tuple[Array, Array]:
     return d, jnp.sum(d.astype(jnp.float32), axis=range(d.ndim - bias.ndim)).astype(bias.dtype)
 
 
-shift.defvjp(lambda y, bias: (shift(y, bias), bias), _shift_backward)
+shift.defvjp(lambda y, bias: (y + bias.astype(y.dtype), bias), _shift_backward)
 
 
 def scores(x: Float[Array, "B T D"], table: Weight) -> Float[Array, "B T V"]:
@@ -203,7 +203,8 @@ def _dense_product(x: Array, weight: Array, count: int, sums: Sums | None) -> Ar
 
 
 def _dense_forward(x: Array, weight: Array, count: int, sums: Sums | None) -> tuple[Array, tuple[Array, Array]]:
-    return _dense_product(x, weight, count, sums), (x, weight)
+    # The product itself: a policy of remat looks into no call that has a gradient of its own.
+    return _product(x, weight, tuple(range(count)), None), (x, weight)
 
 
 def _dense_backward(count: int, sums: Sums | None, kept: tuple[Array, Array], d: Array) -> tuple[Array, Array]:

@@ -6,7 +6,7 @@ Nothing is compiled and no device is needed; a plan takes a second, so that many
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from transformer import axes as ax
 from transformer import sharding, spec
@@ -152,35 +152,53 @@ def executed(
 ) -> tuple[float, float]:
     """FLOPs a token of products and of attention kernels that a step does, remat included."""
     forward = accounting.flops_per_token(model, length, training=False, source_len=source)
+    across = sum(_across(block, source or length) for block in model.layers)
+    scores = forward.scores + across
     if not training:
-        return forward.total - forward.scores, forward.scores
+        return forward.total - scores, scores
     whole = accounting.flops_per_token(model, length, training=True, source_len=source)
-    products, kernels = whole.total - whole.scores, forward.scores * (1 + BACKWARD / FORWARD)
-    for block in (*model.layers, *(model.mtp.decoder.layers * model.mtp.depth if model.mtp else ())):
-        again, attention = _again(block, compute, model.d_model, length)
+    products, kernels = whole.total - whole.scores - 3 * across, scores * (1 + BACKWARD / FORWARD)
+    further = (model.mtp.decoder,) * model.mtp.depth if model.mtp else ()
+    for block, last in (each for stack in (*model.stacks.values(), *further) for each in _ends(stack)):
+        again, attention = _again(block, compute, model.d_model, length, source or length, last)
         products, kernels = products + again, kernels + attention
     return products, kernels
 
 
-def _again(block: spec.Block, compute: Compute, width: int, length: int) -> tuple[float, float]:
+def _across(block: spec.Block, source: int) -> float:
+    """FLOPs a token of the scores of cross-attention, which kernels make."""
+    return 4.0 * block.cross.num_heads * block.cross.head_dim * source if block.cross is not None else 0.0
+
+
+def _ends(stack: spec.Stack) -> Iterator[tuple[spec.Block, bool]]:
+    """Its layers, and whether each is the last of those that are computed again together."""
+    for number, block in enumerate(stack.layers):
+        place = number - len(stack.head)
+        inside = 0 <= place < len(stack.body) * stack.repeats
+        yield block, not inside or (place + 1) % len(stack.body) == 0
+
+
+def _again(
+    block: spec.Block, compute: Compute, width: int, length: int, source: int, last: bool
+) -> tuple[float, float]:
     """FLOPs a token of one layer that the backward pass repeats: products, and attention."""
     if compute.remat == "none":
         return 0.0, 0.0
-    flops = accounting.block_flops(block, width, length)
+    flops, across = accounting.block_flops(block, width, length, source), _across(block, source)
     dense = block.ffn.shared if isinstance(block.ffn, spec.MoE) else block.ffn
     hidden = 2.0 * width * dense.d_ff if dense is not None else 0.0
     if compute.remat == "dots":
-        return _routed(block.ffn, width), flops.scores
+        return _routed(block.ffn, width), flops.scores + across
     kept = (*compute.remat_names, *compute.offload_names)
-    # Nobody needs what the last product of a layer gave, unless a norm reads it.
-    last = hidden if dense is not None and block.placement == "pre" else 0.0
-    products = flops.projections + flops.cross + flops.ffn - last
+    # Nobody needs what the last product gave of the last layer, unless a norm reads it.
+    unread = hidden if last and dense is not None and block.placement == "pre" else 0.0
+    products = flops.projections + flops.cross - across + flops.ffn - unread
     products -= sum(hidden for name in ("ffn_up", "ffn_gate") if name in kept)
     n, k, key, value = layers.heads(block.mixer)
     of_head = {"q": n * key, "k": k * key, "v": k * value, "attention_out": n * value}
     if isinstance(block.mixer, spec.Attention):
         products -= sum(2.0 * width * features for name, features in of_head.items() if name in kept)
-    return products, 0.0 if "attended" in kept else flops.scores
+    return products, 0.0 if "attended" in kept else flops.scores + across
 
 
 def bytes_of(plan: Plan) -> Bytes:

@@ -227,7 +227,7 @@ def rounds(program: Program, loop: Instruction, trips: int | None = None) -> int
     known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest)
     if known:
         return int(known[1])
-    # A scan counts from 0 up to the one constant of its condition.
+    # A loop counts from 0 up to the one constant of its condition: a scan by one, a product in parts often by two.
     condition = re.search(r"condition=%?([\w.\-]+)", loop.rest)[1]
     pending, found = [condition], set()
     while pending:
@@ -235,7 +235,7 @@ def rounds(program: Program, loop: Instruction, trips: int | None = None) -> int
             pending += re.findall(r"\bcalls=%?([\w.\-]+)", i.rest)
             found |= {int(i.rest.split(")")[0])} if i.opcode == "constant" and re.match(r"\d+\)", i.rest) else set()
     if len(found) == 1 and _compares(program, condition):
-        return found.pop()
+        return -(-found.pop() // _step(program, loop, condition))
     if trips is None:
         raise ValueError(f"{loop.name}: a loop whose number of rounds the program doesn't tell")
     return trips
@@ -245,3 +245,23 @@ def _compares(program: Program, computation: str) -> bool:
     """Its result is one comparison, and nothing else."""
     root = next(i for i in program.computations[computation] if i.root)
     return _compares(program, root.called[0]) if root.opcode == "fusion" else root.opcode == "compare"
+
+
+def _step(program: Program, loop: Instruction, condition: str) -> int:
+    """What a loop adds to its counter in a round; 1 where the text doesn't say so plainly."""
+    asked, body = program.table(condition), program.table(loop.called[0])
+    root = next(i for i in asked.values() if i.root)
+    counter = asked.get(root.operands[0])
+    place = re.search(r"index=(\d+)", counter.rest) if counter else None
+    given = next(i for i in body.values() if i.root)
+    if place is None or given.opcode != "tuple":
+        return 1
+    i, step = body[given.operands[int(place[1])]], 0
+    while i.opcode in ("add", "copy", "fusion"):
+        inside = [j for name in i.called for j in program.computations[name]]
+        if any(j.opcode not in ("add", "constant", "parameter") for j in inside):
+            break
+        parts = [body[name] for name in i.operands]
+        step += sum(int(j.rest.split(")")[0]) for j in (*parts, *inside) if j.opcode == "constant")
+        i = next(part for part in parts if part.opcode != "constant")
+    return step or 1

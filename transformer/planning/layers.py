@@ -228,11 +228,14 @@ def _experts(ffn: spec.MoE, share: Share) -> tuple[float, float]:
         biases = 2 * hidden if ffn.expert.bias else 0  # each row's own
         kept = rows * (2 * width + 2.5 * hidden + biases) * share.item
         return kept, 2 * rows * width * share.item + summed
-    # Both branches of the exchange are in the program: what one kept for its gradient lies beside the other's work,
-    # which goes through the tokens of one device after another.
-    kept = 2 * rows * width + share.tokens * ffn.top_k * width + 7 * rows * hidden
     in_turns = 3 * everyone + share.tokens * min(ffn.top_k, near) * (5 * width + 3 * hidden)
-    return kept * share.item, in_turns * share.item
+    ends = 2 * rows * width + share.tokens * ffn.top_k * width
+    if share.compute.remat == "full":
+        # Each branch of the exchange makes its rows again, and is over before the other's place in the program.
+        return max(ends + 6 * rows * hidden, in_turns) * share.item, 0.0
+    # What one branch kept for its gradient lies beside the other's work, which goes through the tokens of one device
+    # after another.
+    return (ends + 7 * rows * hidden) * share.item, in_turns * share.item
 
 
 def pattern(blocks: Sequence[spec.Block], share: Share) -> Need:

@@ -213,10 +213,13 @@ def _head_gradient(step: _Step) -> float:
 
 
 def _loss(step: _Step) -> float:
-    """A chunk of logits and their gradients, the table and its gradient, which is summed in float32, and the stream."""
+    """A chunk of logits, the table and its gradient, which is summed in float32, and the stream.
+
+    The chunk's gradient is made where it is multiplied: the compiler has no array of it.
+    """
     share, compute = step.share, step.settings.compute
     if step.model.head is None:
         return 3 * share.stream
     part = -(-step.model.vocab_size // share.tensor)
-    numbers = min(share.tokens, compute.loss_chunk) + share.width
-    return part * numbers * (FLOAT32 + step.item) + 3 * share.stream
+    table = share.width * (FLOAT32 + step.item)
+    return part * (min(share.tokens, compute.loss_chunk) * FLOAT32 + table) + 3 * share.stream
