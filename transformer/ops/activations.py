@@ -41,11 +41,12 @@ def gate(spec: FeedForward, gate: Float[Array, "..."], up: Float[Array, "..."]) 
 
 
 def _gate(spec: FeedForward, gate: Array, up: Array) -> Array:
+    dtype, gate, up = up.dtype, gate.astype(jnp.float32), up.astype(jnp.float32)
     if spec.clamp is None:
-        return _activate(spec.activation, gate) * up
+        return (ACTIVATIONS[spec.activation](gate) * up).astype(dtype)
     gate = jnp.minimum(gate, spec.clamp.limit)
     up = jnp.clip(up, -spec.clamp.limit, spec.clamp.limit)
-    return gate * jax.nn.sigmoid(spec.clamp.alpha * gate) * (up + spec.clamp.offset)
+    return (gate * jax.nn.sigmoid(spec.clamp.alpha * gate) * (up + spec.clamp.offset)).astype(dtype)
 
 
 def _gate_backward(spec: FeedForward, kept: tuple[Array, Array], d: Array) -> tuple[Array, Array]:
