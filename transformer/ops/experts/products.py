@@ -28,12 +28,15 @@ def tile_rows(rows: int, num_experts: int) -> int:
     return min(1 << (share.bit_length() - 1), MOST_ROWS)
 
 
-def compiler_options() -> dict[str, bool] | None:
-    """What `jax.jit` of a program with `ragged` in it has to tell the compiler of the platform in force.
+def compiler_options() -> dict[str, bool | int] | None:
+    """What `jax.jit` of a training step, or of anything with `ragged` in it, tells the platform's compiler.
 
-    Without it, TPU compilers from libtpu 0.0.52 on multiply every row by every expert (docs/experts.md).
+    TPU compilers from libtpu 0.0.52 on else multiply every row by every expert (docs/experts.md); XLA:CPU takes half
+    of the vectors that a processor has for elementwise work (docs/performance.md).
     """
-    return {"xla_tpu_enable_ragged_dot_kernel": True} if platform() == "tpu" else None
+    return {"tpu": {"xla_tpu_enable_ragged_dot_kernel": True}, "cpu": {"xla_cpu_prefer_vector_width": 512}}.get(
+        platform()
+    )
 
 
 def batched(spec: FeedForward, x: Float[Array, "E C D"], w: ExpertWeights) -> Float[Array, "E C D"]:
