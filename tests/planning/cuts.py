@@ -34,7 +34,8 @@ def planned(jobs: Sequence[dict[str, Any]], folder: Path) -> list[Planned]:
     """Training steps of requests, compiled as far as that.
 
     Args:
-      jobs: arguments of `request.ask`, and "two": whether to keep two layers alone (`plans.cut`).
+      jobs: "reference", "slices", and either further arguments of `request.ask`, of which two layers are kept
+        (`plans.cut`), or all "values" of a run.
     """
     command = [sys.executable, "-m", "tests.planning.cuts", str(folder), json.dumps(jobs)]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cpu"}, capture_output=True, text=True)
@@ -97,13 +98,13 @@ def _compile(job: dict[str, Any], folder: Path) -> None:
     import jax
 
     from benchmarks import plans
-    from transformer import programs, sharding
+    from transformer import config, programs, sharding
+    from transformer.planning import topology
     from transformer.planning.request import ask
 
-    two = job.pop("two", False)
-    asked = plans.cut(ask(**job)) if two else ask(**job)
-    mesh = sharding.make_mesh(asked.run.settings.mesh, asked.topology.describe())
-    make, args = programs.train(asked.run, mesh)
+    run = config.resolve(job["values"]) if "values" in job else plans.cut(ask(**job)).run
+    mesh = sharding.make_mesh(run.settings.mesh, topology.parse(job["slices"]).describe())
+    make, args = programs.train(run, mesh)
     with jax.set_mesh(mesh):
         make().lower(*args).compile({"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True})
 

@@ -113,10 +113,7 @@ def test_two_layers_of_every_size_fit_their_slice_and_multiply_what_analysis_say
     """
     whole = [plans.chosen(model) for model in plans.models() if model.split(":")[0] == family]
     requests = [one.request for one in whole]
-    jobs = [
-        dict(reference=r.config, slices=r.topology, mesh=r.mesh, rows=r.rows, length=r.length, two=True)
-        for r in requests
-    ]
+    jobs = [dict(reference=r.config, slices=r.topology, mesh=r.mesh, rows=r.rows, length=r.length) for r in requests]
     for one, found in zip(map(plans.cut, whole), cuts.planned(jobs, tmp_path), strict=True):
         request, run = one.request, one.run
         assert found.peak <= one.topology.chip.offered, request.config

@@ -3,19 +3,13 @@
 import dataclasses
 import importlib.util
 import itertools
-import json
 import math
-import os
-import re
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import jax
 import pytest
 
 from tests.common import FAMILIES, page, tiny_spec
+from tests.planning import cuts
 from transformer import config, sharding
 from transformer.nn.model import Transformer
 from transformer.planning import memory, moments, serving
@@ -24,7 +18,6 @@ from transformer.planning.leaves import leaves, padded
 from transformer.settings import Compute
 from transformer.training.state import abstract_state
 
-ROOT = Path(__file__).parents[2]
 ONE = dict.fromkeys(sharding.MESH_AXES, 1)
 
 
@@ -175,20 +168,6 @@ CUTS = {
     "deepseek_v2": ("deepseek_v2:lite", dict(num_layers=3), {"expert": 4}, 8, 4096, {}),
     "deepseek_v3": ("deepseek_v3:671b", dict(num_layers=3, dense_layers=1, num_experts=32), {"expert": 4}, 4, 4096, {}),
 }  # fmt: skip
-SCRIPT = """
-import json, sys
-import jax
-from transformer import config, programs, sharding
-from transformer.planning import topology
-from transformer.planning.compile import find_libtpu
-find_libtpu()
-values, chips = json.loads(sys.argv[1]), topology.parse("v5p:2x2x1")
-run = config.resolve(values)
-mesh = sharding.make_mesh(run.settings.mesh, chips.describe())
-make, args = programs.train(run, mesh)
-with jax.set_mesh(mesh):
-    make().lower(*args).compile()
-"""
 
 
 def cut(name: str) -> tuple[config.Run, dict[str, int], dict]:
@@ -205,30 +184,6 @@ def cut(name: str) -> tuple[config.Run, dict[str, int], dict]:
     return config.resolve(values), values["mesh"], values
 
 
-def measured(values: dict, folder) -> tuple[int, int]:
-    """(peak, arguments) as the compiler assigns buffers; it is stopped then, before it makes code of the program.
-
-    "Total bytes" of its report is what `memory_analysis().peak_memory_in_bytes` says in the end (docs/estimates.md).
-    """
-    flags = dict(XLA_FLAGS=f"--xla_dump_to={folder}", JAX_PLATFORMS="cpu")
-    child = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, json.dumps(values)], env=os.environ | flags, cwd=ROOT,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        while not (found := [*folder.glob("*jit_train_step*memory-usage-report.txt")]) or not found[0].stat().st_size:
-            assert child.poll() is None, child.stderr.read()[-2000:]
-            time.sleep(0.2)
-        time.sleep(1)
-    finally:
-        child.kill()
-        child.communicate()
-    report, buffers = found[0], Path(str(found[0]).replace("memory-usage-report", "buffer-assignment"))
-    total = re.search(r"Memory Space: default.*\nTotal bytes: (\d+)", report.read_text())
-    arguments = re.findall(r"^allocation \d+: size (\d+), page \d+, parameter ", buffers.read_text(), re.MULTILINE)
-    return int(total[1]), sum(map(int, arguments))
-
-
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the libtpu of jax[tpu]")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CUTS)
@@ -236,7 +191,7 @@ def test_the_peak_is_the_compiled_one(name, tmp_path):
     """Within a tenth, on four chips that aren't there; arguments to the byte."""
     run, mesh, values = cut(name)
     rows, length = run.settings.data.batch_size, run.settings.data.seq_len
-    peak, arguments = measured(values, tmp_path)
-    assert memory.arguments(run.spec, run.settings, mesh, rows, length) == arguments
+    (found,) = cuts.planned([dict(reference=name, values=values, slices="v5p:2x2x1")], tmp_path)
+    assert memory.arguments(run.spec, run.settings, mesh, rows, length) == found.arguments
     parts = memory.train(run.spec, run.settings, mesh, rows, length, device_kind="TPU v5")
-    assert parts.total == pytest.approx(peak, rel=0.1), parts
+    assert parts.total == pytest.approx(found.peak, rel=0.1), parts
