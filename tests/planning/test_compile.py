@@ -12,7 +12,7 @@ from benchmarks import plans
 from tests.common import FAMILIES
 from tests.planning import cuts
 from transformer import sharding
-from transformer.planning import analysis, assemble, compile, memory, topology
+from transformer.planning import analysis, assemble, compile, topology
 from transformer.planning.collectives import Collective
 from transformer.planning.hlo import parse
 from transformer.planning.request import ask
@@ -115,9 +115,8 @@ def test_two_layers_of_every_size_fit_their_slice_and_multiply_what_analysis_say
     requests = [one.request for one in whole]
     jobs = [dict(reference=r.config, slices=r.topology, mesh=r.mesh, rows=r.rows, length=r.length) for r in requests]
     for one, found in zip(map(plans.cut, whole), cuts.planned(jobs, tmp_path), strict=True):
-        request, run = one.request, one.run
-        assert found.peak <= one.topology.chip.offered, request.config
-        arguments = memory.arguments(run.spec, run.settings, request.mesh, request.rows, request.length)
-        assert found.arguments == arguments, request.config
-        flops = analysis.report(request, run).flops.program
-        assert work(parse(found.text), request.devices).flops == pytest.approx(flops, rel=0.01), request.config
+        name, expected = one.request.config, analysis.report(one.request, one.run)
+        assert found.peak <= one.topology.chip.offered, name
+        assert found.arguments == expected.memory.arguments, name
+        flops = work(parse(found.text), one.topology.devices).flops
+        assert flops == pytest.approx(expected.flops.program, rel=0.01), name

@@ -157,11 +157,16 @@ def executed(
     if not training:
         return forward.total - scores, scores
     whole = accounting.flops_per_token(model, length, training=True, source_len=source)
-    products, kernels = whole.total - whole.scores - 3 * across, scores * (1 + BACKWARD / FORWARD)
     further = (model.mtp.decoder,) * model.mtp.depth if model.mtp else ()
-    for block, last in (each for stack in (*model.stacks.values(), *further) for each in _ends(stack)):
-        again, attention = _again(block, compute, model.d_model, length, source or length, last)
-        products, kernels = products + again, kernels + attention
+    ahead = sum(accounting.block_flops(b, model.d_model, length, length).scores for s in further for b in s.layers)
+    products = whole.total - whole.scores - 3 * (across + ahead)
+    kernels = (scores + ahead) * (1 + BACKWARD / FORWARD)
+    for stack in (*model.stacks.values(), *further):
+        # What an encoder reads beside a decoder has a length of its own.
+        own = source if stack is model.encoder and source else length
+        for block, last in _ends(stack):
+            again, attention = _again(block, compute, model.d_model, own, source or length, last)
+            products, kernels = products + again * own / length, kernels + attention * own / length
     return products, kernels
 
 
