@@ -68,3 +68,20 @@ def test_a_mesh_multiplies_nothing_again_that_one_device_does_not(remat):
     alone = matmul_flops(jax.grad(loss), shapes_of(net), TOKENS)
     with jax.set_mesh(sharding.make_mesh(Mesh(data=1, fsdp=2), jax.devices()[:2])):
         assert matmul_flops(jax.grad(loss), shapes_of(net), TOKENS) == alone
+
+
+def test_dots_keeps_the_products_of_weights():
+    """They have a gradient of their own, into which a policy must be able to look."""
+
+    def multiplied(remat):
+        net = model("llama3", remat=remat)
+
+        def loss(params, tokens):
+            ones = jnp.ones(tokens.shape)
+            return net.apply({"params": params}, ones, tokens, tokens, method="weighed_losses").total
+
+        return matmul_flops(jax.grad(loss), shapes_of(net), TOKENS)
+
+    none, dots, full = (multiplied(remat) for remat in ("none", "dots", "full"))
+    flops = flops_of_all_scores(tiny_spec("llama3"), training=False)
+    assert none <= dots < none + 0.2 * (full - none) < full < none + flops
