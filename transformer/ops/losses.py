@@ -66,7 +66,7 @@ def cross_entropy(
 
         def step(_, piece):
             rows, aims = piece
-            return (), _losses(plan, _logits(rows, whole, offsets), aims)
+            return (), _Softmax.of(plan, _logits(rows, whole, offsets)).losses(plan, aims)
 
         return _walk(call.chunk, step, (), (x, targets))[1]
 
@@ -204,11 +204,6 @@ def _offsets(bias: Array | None, table: Array) -> Float[Array, " V"]:
 
 def _logits(x: Float[Array, "B t D"], table: Float[Array, "v D"], offsets: Float[Array, " v"]) -> Float[Array, "B t v"]:
     return jnp.einsum("btd,vd->btv", x, table, preferred_element_type=jnp.float32) + offsets
-
-
-def _losses(plan: _Plan, logits: Float[Array, "B t v"], targets: Int[Array, "B t"]) -> Losses:
-    """From this device's part of the logits."""
-    return _Softmax.of(plan, logits).losses(plan, targets)
 
 
 def _losses_and_gradient(

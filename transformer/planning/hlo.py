@@ -256,12 +256,12 @@ def _step(program: Program, loop: Instruction, condition: str) -> int:
     given = next(i for i in body.values() if i.root)
     if place is None or given.opcode != "tuple":
         return 1
-    i, step = body[given.operands[int(place[1])]], 0
-    while i.opcode in ("add", "copy", "fusion"):
+    i, step = body.get(given.operands[int(place[1])]), 0
+    while i and i.opcode in ("add", "copy", "fusion"):
         inside = [j for name in i.called for j in program.computations[name]]
         if any(j.opcode not in ("add", "constant", "parameter") for j in inside):
             break
-        parts = [body[name] for name in i.operands]
+        parts = [body[name] for name in i.operands if name in body]
         step += sum(int(j.rest.split(")")[0]) for j in (*parts, *inside) if j.opcode == "constant")
-        i = next(part for part in parts if part.opcode != "constant")
+        i = next((part for part in parts if part.opcode != "constant"), None)
     return step or 1
