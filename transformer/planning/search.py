@@ -37,7 +37,10 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 # What is said of a plan whose moments had to be made smaller.
-NUMERICS = "moments are in bfloat16, which changes numerics: nothing fits with float32 ones"
+NUMERICS = (
+    "moments are in bfloat16, which changes numerics: with no other train.accumulate or optimizer.moments_memory, "
+    "nothing fits with float32 ones"
+)
 Compiler = Callable[[Choice], Report]
 
 
