@@ -1,0 +1,57 @@
+"""Products and shifts that make their own gradients, against those that JAX derives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer.ops.activations import ACTIVATIONS, activate
+from transformer.ops.products import product, shift
+
+TOLERANCE = {"float32": dict(rtol=1e-5, atol=1e-5), "bfloat16": dict(rtol=0.02, atol=0.1)}
+
+
+def normal(seed: int, shape: tuple[int, ...], dtype: str = "float32"):
+    return jax.random.normal(jax.random.key(seed), shape).astype(dtype)
+
+
+def gradients(function, *args):
+    """Of a sum in which every output weighs differently, in float32."""
+
+    def total(*args):
+        y = function(*args).astype(jnp.float32)
+        return jnp.sum(y * jnp.cos(jnp.arange(y.size, dtype=jnp.float32)).reshape(y.shape))
+
+    return [g.astype(jnp.float32) for g in jax.grad(total, argnums=range(len(args)))(*args)]
+
+
+def agree(found, expected, dtype: str) -> None:
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("inputs", "outputs"), [((8,), (3, 4)), ((3, 4), (8,)), ((8,), (5,))])
+def test_gradients_of_a_product(inputs, outputs, dtype):
+    x, weight = normal(0, (2, 6, *inputs), dtype), normal(1, inputs + outputs)
+
+    def plain(x, weight):
+        return jnp.tensordot(x.astype(jnp.float32), weight.astype(dtype).astype(jnp.float32), len(inputs))
+
+    found = gradients(lambda x, weight: product(x, weight, len(inputs)), x, weight)
+    agree(found, gradients(plain, x, weight), dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", [(5,), (3, 4)])
+def test_gradients_of_a_shift(shape, dtype):
+    y, bias = normal(0, (2, 6, *shape), dtype), normal(1, shape)
+    agree(gradients(shift, y, bias), gradients(lambda y, bias: y.astype(jnp.float32) + bias, y, bias), dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_gradients_of_an_activation(name, dtype):
+    x = normal(0, (4, 33), dtype)
+    found = gradients(lambda x: activate(name, x), x)
+    agree(found, gradients(lambda x: ACTIVATIONS[name](x.astype(jnp.float32)), x), dtype)
