@@ -11,6 +11,11 @@ Several hosts run the same command each (docs/launch.md). TPU slices, Slurm and 
 --coordinator, --num-processes and --process-id do.
 """
 
+from transformer import huge_pages
+
+if __name__ == "__main__":
+    huge_pages.begin_again()  # before anything is loaded that would have to be loaded again
+
 import argparse
 import contextlib
 import logging

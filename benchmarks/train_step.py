@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks import pages
 from benchmarks.workers import Worker
-from transformer import config, families
+from transformer import config, families, huge_pages
 from transformer.config import Run
 from transformer.planning.accounting import flops_per_token, parameters
 
@@ -152,7 +152,9 @@ def begin(name: str, task: dict, expected: int) -> Worker:
     """Starts a side. One with other parameters ends the program, and so does ours or torch's where it fails."""
     torch = SIDES[name].endswith("torch_models")
     python = os.environ.get("TRANSFORMER_ORACLE_PYTHON", sys.executable) if torch else sys.executable
-    side = Worker(python, SIDES[name], task | dict(compiled=name == "compiled"))
+    # As train.py starts itself. Others are as their own programs are.
+    environment = huge_pages.advised(os.environ) if name == "ours" else {}
+    side = Worker(python, SIDES[name], task | dict(compiled=name == "compiled"), environment)
     if side.failure and name in ("ours", "eager"):
         sys.exit(
             f"error: {name}: {side.failure}; what it said is above. PyTorch's sides run under the interpreter that "

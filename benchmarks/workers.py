@@ -100,16 +100,17 @@ def _peak() -> int:
 
 
 class Worker:
-    """The parent's end of a worker.
+    """The parent's end of a worker, which starts with further variables in its environment.
 
     Attributes:
       failure: why it ended, None while it lives.
     """
 
-    def __init__(self, python: str, module: str, task: dict):
+    def __init__(self, python: str, module: str, task: dict, environment: dict[str, str]):
         self.process = subprocess.Popen(
             [python, "-m", module],
-            cwd=ROOT, env=os.environ | ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            cwd=ROOT, env=os.environ | ENVIRONMENT | environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.failure: str | None = None
         self.description = self.ask(task)

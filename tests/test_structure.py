@@ -51,6 +51,7 @@ FLOORS = {
     "transformer.tokenize": 5,
     "transformer.check_mesh": 5,
     "transformer.explain": 5,
+    "transformer.huge_pages": 5,
     "transformer.explorer": 5,
     "transformer.plan": 5,
     "transformer.programs": 5,

@@ -1,6 +1,7 @@
 """LayerNorm and RMSNorm against float64, and the families' orders of multiplication and cast."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -87,3 +88,12 @@ def test_zeros_have_finite_values_and_gradients():
         return jnp.sum(normalize(RMS, x, jnp.ones(8)))
 
     assert np.isfinite(jax.grad(total)(jnp.zeros((2, 8)))).all()
+
+
+@pytest.mark.parametrize("spec", [RMS, LAYER])
+def test_a_gradient_keeps_only_what_the_norm_is_given(spec):
+    """And so nothing in float32 of features in bfloat16."""
+    x, scale, bias = jnp.ones((2, 3, 8), BF16), jnp.ones(8), jnp.zeros(8) if spec.bias else None
+    kept = jax.tree.leaves(jax.vjp(functools.partial(normalize, spec), x, scale, bias)[1])
+    assert sum(leaf.size for leaf in kept) <= x.size + scale.size * (1 + spec.bias)
+    assert all(leaf.dtype == BF16 for leaf in kept if leaf.ndim > 1)

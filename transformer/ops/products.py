@@ -115,7 +115,9 @@ def shift(y: Float[Array, "..."], bias: Float[Array, "..."]) -> Float[Array, "..
 
 
 def _shift_backward(bias: Array, d: Array) -> tuple[Array, Array]:
-    return d, jnp.sum(d.astype(jnp.float32), axis=range(d.ndim - bias.ndim)).astype(bias.dtype)
+    # As the columns of a matrix: over more axes, XLA:CPU sums in steps, each with a copy (docs/performance.md).
+    columns = d.reshape(-1, bias.size).astype(jnp.float32)
+    return d, jnp.sum(columns, axis=0).reshape(bias.shape).astype(bias.dtype)
 
 
 shift.defvjp(lambda y, bias: (y + bias.astype(y.dtype), bias), _shift_backward)
@@ -182,11 +184,13 @@ def _dot(x: Array, weight: Array, axes: tuple[tuple[int, ...], tuple[int, ...]],
 def over_tokens(x: Float[Array, "..."], d: Float[Array, "..."], lead: int) -> Float[Array, "..."]:
     """Sums of products over the first `lead` axes of both, in float32: the gradient of a weight.
 
-    In the form that XLA:CPU has a library for (docs/performance.md): in float32 as matrices, as it would turn what is
-    summed over two axes; in bfloat16 with all axes, as it knows no sum over the first axis of matrices.
+    In the form that XLA:CPU has a library for (docs/performance.md): in float32 as matrices, as it would turn what has
+    more axes; in bfloat16 with all axes, as it knows no sum over the first axis of matrices.
     """
     if x.dtype == jnp.float32:
-        x, d, lead = x.reshape(-1, *x.shape[lead:]), d.reshape(-1, *d.shape[lead:]), 1
+        shape = x.shape[lead:] + d.shape[lead:]
+        rows = math.prod(x.shape[:lead])
+        return (x.reshape(rows, -1).T @ d.reshape(rows, -1)).reshape(shape)
     tokens = tuple(range(lead))
     return jax.lax.dot_general(x, d, ((tokens, tokens), ((), ())), preferred_element_type=jnp.float32)
 

@@ -1,0 +1,43 @@
+"""Huge pages for what a training step on a CPU allocates.
+
+XLA:CPU takes the memory of a step anew each time, and Linux clears it page by page as it is first touched. In pages of
+4 KiB that is a tenth of the step (docs/performance.md). glibc asks for pages of 2 MiB if its environment says so before
+the process starts (the GNU C Library manual, "Memory Allocation Tunables").
+"""
+
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+VARIABLE = "GLIBC_TUNABLES"
+TUNABLE = "glibc.malloc.hugetlb=1"
+GLIBC = (2, 35)  # the first that has it
+
+# Devices of TPUs and GPUs: steps that run there allocate little here.
+ACCELERATORS = ("dev/accel*", "dev/vfio/[0-9]*", "dev/nvidia[0-9]*")
+
+
+def advised(environ: Mapping[str, str], root: Path = Path("/")) -> dict[str, str]:
+    """The variable to start a training process with; nothing where huge pages can't be had, aren't needed or were set.
+
+    Args:
+      root: of the machine's file system.
+    """
+    library, version = platform.libc_ver()
+    if library != "glibc" or tuple(int(part) for part in version.split(".")[:2]) < GLIBC or VARIABLE in environ:
+        return {}
+    accelerated = any(next(root.glob(pattern), None) for pattern in ACCELERATORS)
+    if accelerated and environ.get("JAX_PLATFORMS") != "cpu":
+        return {}
+    policy = root / "sys/kernel/mm/transparent_hugepage/enabled"
+    # Of "always [madvise] never", the one in force. Where it is "always", nobody has to ask.
+    asked = policy.is_file() and "[madvise]" in policy.read_text()
+    return {VARIABLE: TUNABLE} if asked else {}
+
+
+def begin_again() -> None:
+    """Replaces the process by the same command under `advised`, before it has done anything else."""
+    if added := advised(os.environ):
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | added)
