@@ -22,7 +22,8 @@ def make_model(task: dict) -> torch.nn.Module:
         fields |= dict(router_aux_loss_coef=task["auxiliary"], output_router_logits=True)
     if "num_experts" in task["model"]:
         fields["experts_implementation"] = "grouped_mm"
-    config = transformers.AutoConfig.for_model(**fields, attn_implementation="sdpa")
+    # No cache of keys in training, as Hugging Face's own Trainer has it.
+    config = transformers.AutoConfig.for_model(**fields, attn_implementation="sdpa", use_cache=False)
     for field in vars(config):
         if field.endswith(("dropout", "dropout_prob", "_pdrop")) and getattr(config, field) is not None:
             setattr(config, field, 0.0)

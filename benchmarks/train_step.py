@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from benchmarks import pages
-from benchmarks.workers import Worker
+from benchmarks.workers import ENVIRONMENT, Worker
 from transformer import config, families, huge_pages
 from transformer.config import Run
 from transformer.planning.accounting import flops_per_token, parameters
@@ -49,7 +49,7 @@ APART = ("gpt2-12",)
 MISSING = "–"
 HEAD = [
     "layers/width/heads/context", "dtype", "tokens/s", "torch eager", "torch.compile", "naive JAX",
-    "ratio to torch eager", "floor, s", "of our step", "peak GiB", "trace + compile, s",
+    "ratio to torch eager", "to torch.compile", "floor, s", "of our step", "peak GiB", "trace + compile, s",
 ]  # fmt: skip
 MODELS_HEAD = ["layers/width/heads/context", "parameters", "rows", "vocabulary", "TFLOP a step"]
 MACHINE_HEAD = ["dtype", "cores", "matmul, GFLOP/s: JAX", "torch", "versions"]
@@ -153,7 +153,7 @@ def begin(name: str, task: dict, expected: int) -> Worker:
     torch = SIDES[name].endswith("torch_models")
     python = os.environ.get("TRANSFORMER_ORACLE_PYTHON", sys.executable) if torch else sys.executable
     # As train.py starts itself. Others are as their own programs are.
-    environment = huge_pages.advised(os.environ) if name == "ours" else {}
+    environment = huge_pages.advised(os.environ | ENVIRONMENT) if name == "ours" else {}
     side = Worker(python, SIDES[name], task | dict(compiled=name == "compiled"), environment)
     if side.failure and name in ("ours", "eager"):
         sys.exit(
@@ -199,18 +199,21 @@ def row(measured: Measured) -> list[str]:
     def each(values: dict[str, float], words: str) -> str:
         return " / ".join(format(values[name], words) if name in values else MISSING for name in SIDES)
 
+    def ratio(side: str) -> str:
+        if side not in measured.peaks:
+            return MISSING
+        ratios = measured.ratios(side)
+        return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
     speeds = [
         f"{tokens(measured.run) / measured.median(name):,.0f}" if name in measured.peaks else MISSING for name in SIDES
     ]
-    ratio = MISSING
-    if "eager" in measured.peaks:
-        ratios = measured.ratios("eager")
-        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
     return [
         label(measured.run),
         measured.run.settings.compute.dtype,
         *speeds,
-        ratio,
+        ratio("eager"),
+        ratio("compiled"),
         f"{measured.floor:.2f}",
         f"{measured.floor / measured.median('ours'):.0%}",
         each({name: size / 2**30 for name, size in measured.peaks.items()}, ".1f"),

@@ -97,3 +97,29 @@ def test_a_gradient_keeps_only_what_the_norm_is_given(spec):
     kept = jax.tree.leaves(jax.vjp(functools.partial(normalize, spec), x, scale, bias)[1])
     assert sum(leaf.size for leaf in kept) <= x.size + scale.size * (1 + spec.bias)
     assert all(leaf.dtype == BF16 for leaf in kept if leaf.ndim > 1)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, BF16])
+@pytest.mark.parametrize("spec", [RMS, LAYER, dataclasses.replace(RMS, offset=1.0)])
+def test_gradients_are_those_of_the_formula(spec, dtype):
+    """In every direction: the sum of all outputs, each times another number."""
+    x, scale = jnp.asarray(draw(3, 16)).astype(dtype), jnp.asarray(draw(16))
+    bias = jnp.asarray(draw(1, 16)[0]) if spec.bias else None
+    directions = jnp.cos(jnp.arange(48.0)).reshape(3, 16)
+
+    def formula(x, scale, bias):
+        x = x.astype(jnp.float32)
+        centred = x - x.mean(-1, keepdims=True) if spec.kind == "layer" else x
+        y = centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + spec.eps) * (scale + spec.offset)
+        return y if bias is None else y + bias
+
+    def gradients(function):
+        def total(*given):
+            return jnp.sum(function(*given, *(None,) * (not spec.bias)).astype(jnp.float32) * directions)
+
+        return jax.grad(total, argnums=range(2 + spec.bias))(*(x, scale, bias)[: 2 + spec.bias])
+
+    tolerance = dict(rtol=1e-4, atol=1e-5) if dtype == jnp.float32 else dict(rtol=0.05, atol=0.05)
+    for found, want in zip(gradients(functools.partial(normalize, spec)), gradients(formula), strict=True):
+        assert found.dtype == want.dtype
+        np.testing.assert_allclose(found.astype(jnp.float32), want.astype(jnp.float32), **tolerance)

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from transformer.ops.activations import ACTIVATIONS, activate
 from transformer.ops.products import product, shift
@@ -47,6 +49,29 @@ def test_gradients_of_a_product(inputs, outputs, dtype):
 def test_gradients_of_a_shift(shape, dtype):
     y, bias = normal(0, (2, 6, *shape), dtype), normal(1, shape)
     agree(gradients(shift, y, bias), gradients(lambda y, bias: y.astype(jnp.float32) + bias, y, bias), dtype)
+
+
+def test_the_gradient_of_a_bias_is_summed_in_float32():
+    """257 is the first whole number that bfloat16 hasn't."""
+    y, bias = jnp.zeros((257, 3), jnp.bfloat16), jnp.zeros(3)
+    np.testing.assert_array_equal(jax.grad(lambda bias: jnp.sum(shift(y, bias).astype(jnp.float32)))(bias), 257)
+
+
+def test_the_gradient_of_a_bias_gathers_no_features():
+    """Where rows, positions and heads are split, all at once."""
+    mesh = jax.make_mesh((2, 2, 2), ("data", "context", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    y = jax.ShapeDtypeStruct((4, 8, 2, 16), jnp.float32, sharding=NamedSharding(mesh, P("data", "context", "tensor")))
+    bias = jax.ShapeDtypeStruct((2, 16), jnp.float32, sharding=NamedSharding(mesh, P("tensor")))
+    gradient = jax.jit(jax.grad(lambda y, bias: jnp.sum(jnp.sin(shift(y, bias))), argnums=(0, 1)))
+    text = gradient.lower(y, bias).compile().as_text()
+    assert "all-reduce(" in text and "all-gather" not in text and "all-to-all" not in text
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_no_tokens_have_no_gradient(dtype):
+    x, weight, bias = jnp.zeros((0, 6, 8), dtype), jnp.ones((8, 3, 4)), jnp.ones((3, 4))
+    found = jax.grad(lambda *w: jnp.sum(shift(product(x, w[0], 1), w[1])), argnums=(0, 1))(weight, bias)
+    assert all((g == 0).all() for g in found)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

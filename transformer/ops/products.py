@@ -115,9 +115,10 @@ def shift(y: Float[Array, "..."], bias: Float[Array, "..."]) -> Float[Array, "..
 
 
 def _shift_backward(bias: Array, d: Array) -> tuple[Array, Array]:
-    # As the columns of a matrix: over more axes, XLA:CPU sums in steps, each with a copy (docs/performance.md).
-    columns = d.reshape(-1, bias.size).astype(jnp.float32)
-    return d, jnp.sum(columns, axis=0).reshape(bias.shape).astype(bias.dtype)
+    # One axis of features: of several, XLA:CPU sums in steps, each with a copy (docs/performance.md).
+    lead = d.shape[: d.ndim - bias.ndim]
+    features = d.reshape(*lead, bias.size).astype(jnp.float32)
+    return d, jnp.sum(features, axis=range(len(lead))).reshape(bias.shape).astype(bias.dtype)
 
 
 shift.defvjp(lambda y, bias: (y + bias.astype(y.dtype), bias), _shift_backward)
@@ -188,9 +189,9 @@ def over_tokens(x: Float[Array, "..."], d: Float[Array, "..."], lead: int) -> Fl
     more axes; in bfloat16 with all axes, as it knows no sum over the first axis of matrices.
     """
     if x.dtype == jnp.float32:
-        shape = x.shape[lead:] + d.shape[lead:]
-        rows = math.prod(x.shape[:lead])
-        return (x.reshape(rows, -1).T @ d.reshape(rows, -1)).reshape(shape)
+        tokens, inputs, outputs = x.shape[:lead], x.shape[lead:], d.shape[lead:]
+        x, d = (a.reshape(math.prod(tokens), math.prod(features)) for a, features in ((x, inputs), (d, outputs)))
+        return (x.T @ d).reshape(inputs + outputs)
     tokens = tuple(range(lead))
     return jax.lax.dot_general(x, d, ((tokens, tokens), ((), ())), preferred_element_type=jnp.float32)
 
