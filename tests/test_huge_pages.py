@@ -120,14 +120,16 @@ def test_where_nothing_can_be_executed_the_program_goes_on(calls, monkeypatch):
     assert len(calls) == 1
 
 
-def test_train_begins_again_and_says_the_same():
-    """Seen by the one who starts it: a variable of the second process alone, read from where Linux shows it."""
-    if not huge_pages.advised({"JAX_PLATFORMS": "cpu"}):
-        pytest.skip("this machine gives no huge pages to those who ask")
+def test_train_begins_again_before_anything_else():
     script = "import sys, runpy; from transformer import huge_pages; huge_pages.begin_again = lambda: sys.exit(7); "
     script += "runpy.run_path('train.py', run_name='__main__')"
-    called = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False)
-    assert called.returncode == 7
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 7
+
+
+def test_the_second_process_is_given_all_that_the_first_was():
+    """Arguments, input and exit code, and the variable."""
+    if not huge_pages.advised({"JAX_PLATFORMS": "cpu"}):
+        pytest.skip("this machine gives no huge pages to those who ask")
     environment = {name: value for name, value in os.environ.items() if name not in (VARIABLE, BEGUN)}
     command = [sys.executable, str(Path(__file__).with_name("begin_again.py")), "a b", ""]
     shown = subprocess.run(

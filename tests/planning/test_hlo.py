@@ -111,7 +111,9 @@ def test_a_collective_is_overlapped_where_work_stands_before_its_end():
 
 def test_a_loop_of_unknown_length_runs_as_often_as_told():
     def until(x):
-        more = lambda c: (c[0] < 9) & (jnp.sum(c[1]) > 0)  # noqa: E731
+        def more(c):
+            return (c[0] < 9) & (jnp.sum(c[1]) > 0)
+
         return jax.lax.while_loop(more, lambda c: (c[0] + 1, c[1] @ c[1]), (0, x))
 
     program = parse(jax.jit(until).lower(SQUARE).compile().as_text())

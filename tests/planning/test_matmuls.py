@@ -25,7 +25,9 @@ def test_a_product_is_two_flops_a_multiply_add():
 
 
 def test_batch_axes_multiply():
-    many = lambda a, b: jnp.einsum("xij,xjk->xik", jnp.stack([a] * 6), jnp.stack([b] * 6))  # noqa: E731
+    def many(a, b):
+        return jnp.einsum("xij,xjk->xik", jnp.stack([a] * 6), jnp.stack([b] * 6))
+
     assert matmul_flops(many, A, B) == 6 * 2 * 3 * 5 * 7
 
 
@@ -43,7 +45,9 @@ def test_a_scan_counts_every_trip_and_nests():
 
 def test_what_remat_computes_again_counts_again():
     def loss(x, remat):
-        layer = lambda y: jnp.tanh(jnp.tanh(y @ x) @ x)  # noqa: E731
+        def layer(y):
+            return jnp.tanh(jnp.tanh(y @ x) @ x)
+
         return jnp.sum(jax.checkpoint(layer)(x) if remat else layer(x))
 
     plain, again = (matmul_flops(jax.grad(lambda x, r=r: loss(x, r)), SQUARE) for r in (False, True))
@@ -64,7 +68,9 @@ def test_remat_of_a_model_adds_one_forward_of_its_layers():
 
 
 def test_a_loop_of_unknown_length_is_refused():
-    endless = lambda x: jax.lax.while_loop(lambda c: jnp.sum(c) < 1, lambda c: c @ c, x)  # noqa: E731
+    def endless(x):
+        return jax.lax.while_loop(lambda c: jnp.sum(c) < 1, lambda c: c @ c, x)
+
     with pytest.raises(ValueError, match="while loop"):
         matmul_flops(endless, SQUARE)
 
