@@ -25,8 +25,9 @@ def tree(seed: int) -> dict:
     def put(x, *spec):
         return jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
 
-    # Large enough to lie in a file of its own: what is smaller, OCDBT keeps in nodes that have checksums.
-    kernel = put(rng.normal(size=(64, 64)).astype(np.float32), "fsdp")
+    # What is small, OCDBT keeps in nodes that have checksums. It may write each device's part to a file of its own, as
+    # it happens: a part alone is large enough.
+    kernel = put(rng.normal(size=(64, 256)).astype(np.float32), "fsdp")
     return {
         "params": {"kernel": kernel, "scale": put(rng.normal(size=7).astype(np.float32))},
         "step": put(np.int32(seed)),
