@@ -187,20 +187,22 @@ def test_capacity_drops_the_latest_choices_and_says_how_many():
     assert everywhere == sum(parts) > 0
 
 
-def test_ragged_products_equal_the_tiled_ones():
+@pytest.mark.parametrize(("tile", "room"), [(4, 0), (4, 12), (1, 36)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ragged_products_equal_the_tiled_ones(kind, tile, room):
     """What accelerators run, on a CPU."""
     spec = SPECS["clamped, biased"]
-    w, (index, _), x = weights_of(spec), routing_of("some empty", 3), inputs()
+    w, (index, _), x = weights_of(spec), routing_of(kind, 3), inputs()
     index, x = jnp.asarray(index.reshape(-1, 3)), x.reshape(-1, D)
 
-    def run(product, tile):
+    def run(product, tile, room=0):
         def loss(x, w):
-            seats = slots.grouped(index, E, tile)
+            seats = slots.grouped(index, E, tile, room=room)
             return jnp.sum(jnp.sin(slots.collect(product(spec, slots.spread(x, seats), seats, w), seats)))
 
         return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(x, w)
 
-    got, want = run(products.ragged, 1), run(products.tiled, 4)
+    got, want = run(products.ragged, 1), run(functools.partial(products.tiled, room=room), tile, room)
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-4), got, want)
 
 

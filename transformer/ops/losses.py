@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from transformer import axes as ax
 from transformer import sharding
-from transformer.ops.products import Weight, over_tokens
+from transformer.ops.products import Weight, over_tokens, turns_first
 from transformer.ops.sums import Plan, Sums
 
 
@@ -138,6 +138,7 @@ class _Plan(NamedTuple):
       rows: of [B, T] arrays.
       inputs: of features, table, offsets, targets and weights.
       sums: of the table's gradient; None without a mesh.
+      turned: True where the table's gradient is summed with its features in front.
     """
 
     size: int
@@ -149,17 +150,19 @@ class _Plan(NamedTuple):
     rows: PartitionSpec = PartitionSpec()
     inputs: tuple[PartitionSpec, ...] = (PartitionSpec(),) * 5
     sums: Plan | None = None
+    turned: bool = False
 
     @staticmethod
     def of(call: Call, x: Array, shape: tuple[int, int]) -> "_Plan":
         """For the mesh in force."""
         mesh, what = jax.sharding.get_abstract_mesh(), (shape[0], call.smoothing, call.z, call.softcap)
         if mesh.empty or mesh.size == 1:
-            return _Plan(*what)
+            return _Plan(*what, turned=turns_first(x.dtype))
         sums = Sums((ax.VOCAB, ax.EMBED), call.rules, call.dtype).plan(shape)
         rows = sharding.partition_spec((ax.BATCH, ax.LENGTH), x.shape[:2], mesh, call.rules, "losses")
         inputs = PartitionSpec(*rows, None), sums.place, PartitionSpec(sums.place[0]), rows, rows
-        return _Plan(*what, sums.tokens, sharding.mesh_axes(ax.VOCAB, mesh, call.rules), rows, inputs, sums)
+        parts = sharding.mesh_axes(ax.VOCAB, mesh, call.rules)
+        return _Plan(*what, sums.tokens, parts, rows, inputs, sums, turned=sums.first == 1)
 
     def on_each_device(self, run: Callable, inputs: Any, outputs: Any) -> Callable:
         """`run` under `jax.shard_map`, or as it is where there is no mesh."""
@@ -178,24 +181,23 @@ class _Plan(NamedTuple):
         axes = () if self.sums is None else self.sums.scattered().get(1, ())
         return jax.lax.all_gather(table, axes, axis=1, tiled=True) if axes else table
 
-    def turned(self) -> bool:
-        """True where the table's gradient is summed with its features in front."""
-        return self.sums is not None and self.sums.first == 1
-
     def table_gradient(self, rows: Array, d: Array) -> Array:
         """By some of this device's positions, in float32."""
-        return over_tokens(rows, d, 2) if self.turned() else over_tokens(d, rows, 2)
+        return over_tokens(rows, d, 2) if self.turned else over_tokens(d, rows, 2)
 
     def zeros(self, whole: Array) -> tuple[Array, Array, Array]:
         """What the sums of `weighed_cross_entropy` begin with: the loss, and the gradients of table and offsets."""
-        shape = whole.shape[::-1] if self.turned() else whole.shape
+        shape = whole.shape[::-1] if self.turned else whole.shape
         zeros = jnp.zeros(()), jnp.zeros(shape), jnp.zeros(whole.shape[:1])
         axes = self.tokens, (*self.tokens, *self.parts), (*self.tokens, *self.parts)
         return tuple(jax.lax.pcast(z, a, to="varying") if a else z for z, a in zip(zeros, axes, strict=True))
 
     def summed(self, d_table: Array) -> Array:
         """The table's gradient by the positions of all devices."""
-        return d_table if self.sums is None else self.sums.sum(d_table, (1, 0) if self.turned() else (0, 1))
+        if self.sums is not None:
+            return self.sums.sum(d_table, (1, 0) if self.turned else (0, 1))
+        # Behind a barrier: XLA:CPU has no product of bfloat16 that writes a turned result.
+        return jax.lax.optimization_barrier(d_table).T if self.turned else d_table
 
 
 def _offsets(bias: Array | None, table: Array) -> Float[Array, " V"]:

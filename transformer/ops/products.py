@@ -188,10 +188,23 @@ def over_tokens(x: Float[Array, "..."], d: Float[Array, "..."], lead: int) -> Fl
     In the form that XLA:CPU has a library for (docs/performance.md): in float32 as matrices, as it would turn what has
     more axes; in bfloat16 with all axes, as it knows no sum over the first axis of matrices.
     """
+    tokens, inputs, outputs = x.shape[:lead], x.shape[lead:], d.shape[lead:]
     if x.dtype == jnp.float32:
-        tokens, inputs, outputs = x.shape[:lead], x.shape[lead:], d.shape[lead:]
         x, d = (a.reshape(math.prod(tokens), math.prod(features)) for a, features in ((x, inputs), (d, outputs)))
         return (x.T @ d).reshape(inputs + outputs)
+    if turns_first(x.dtype) and math.prod(inputs) > math.prod(outputs):
+        # Behind a barrier: XLA:CPU has no product at all that writes a turned result.
+        turned = jax.lax.optimization_barrier(_over_tokens(d, x, lead))
+        return jnp.moveaxis(turned, range(len(outputs)), range(-len(outputs), 0))
+    return _over_tokens(x, d, lead)
+
+
+def turns_first(dtype: jnp.dtype) -> bool:
+    """True where `over_tokens` has its first factor turned, by a copy: the smaller one is to be first."""
+    return dtype != jnp.float32 and sharding.platform() == "cpu"
+
+
+def _over_tokens(x: Array, d: Array, lead: int) -> Array:
     tokens = tuple(range(lead))
     return jax.lax.dot_general(x, d, ((tokens, tokens), ((), ())), preferred_element_type=jnp.float32)
 

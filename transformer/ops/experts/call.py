@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from transformer import axes as ax
 from transformer.ops.activations import activate, gate
+from transformer.ops.products import product, shift
 from transformer.spec import FeedForward
 
 
@@ -86,5 +86,5 @@ def activated(spec: FeedForward, hidden: Hidden) -> Float[Array, "*B F"]:
 
 
 def _linear(x, kernel, bias):
-    y = jnp.einsum("...i,io->...o", x, kernel.astype(x.dtype))
-    return y if bias is None else y + bias.astype(x.dtype)
+    y = product(x, kernel, 1)
+    return y if bias is None else shift(y, bias)

@@ -55,7 +55,7 @@ def grouped(
 ) -> tuple[Float[Array, "N D"], Float[Array, ""]]:
     """At a cost that follows the assignments, none of which is dropped; by the exchange that `call` names."""
     if axis is None:
-        y = local.combine(local.grouped(call, x, index, w), weight)
+        y = local.combine(local.grouped(call, x, index, w, index.size), weight)
     else:
         ways = jax.lax.axis_size(axis)
         name = choose(index.shape[0], index.shape[1], ways) if call.exchange == "auto" else call.exchange
@@ -93,7 +93,8 @@ def all_gather(
     def share(x, index, weight, most=most):
         here = index - near * jax.lax.axis_index(axis)
         here = jnp.where((here >= 0) & (here < near), here, near)
-        return local.combine(local.grouped(call, x, here, w, most), weight)
+        expected = here.size * near // call.num_experts
+        return local.combine(local.grouped(call, x, here, w, expected, most), weight)
 
     all_x, all_index, all_weight = (jax.lax.all_gather(a, axis) for a in (x, index, weight))
     if in_turns:
@@ -153,7 +154,7 @@ def _there_and_back(
     ends = jnp.cumsum(everyone[:, me].reshape(-1))
     block = jnp.searchsorted(ends, jnp.arange(room), side="right")
     expert = jnp.where(block < ends.shape[0], block % near, near)
-    done = local.grouped(call, received, expert[:, None], w, most=room)[:, 0]
+    done = local.grouped(call, received, expert[:, None], w, min(rows.shape[0], room), most=room)[:, 0]
     return _moved(done, back, there, size[::-1], axis)
 
 

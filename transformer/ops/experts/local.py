@@ -9,19 +9,25 @@ from transformer.sharding import platform
 
 
 def grouped(
-    call: Call, x: Float[Array, "N D"], index: Int[Array, "N k"], w: ExpertWeights, most: int | None = None
+    call: Call,
+    x: Float[Array, "N D"],
+    index: Int[Array, "N k"],
+    w: ExpertWeights,
+    expected: int,
+    most: int | None = None,
 ) -> Float[Array, "N k D"]:
     """What each assignment's expert makes of its token, at a cost that follows the assignments; exact.
 
     Args:
       index: among the experts in `w`; their number and above: none, the result is zero.
-      most: an upper bound of the assignments that have an expert, where they may be far fewer than N·k.
+      expected: assignments that have an expert here where loads are even.
+      most: an upper bound of those that have one, where they may be far fewer than N·k.
     """
     num_experts = w.up.shape[0]
     if platform() == "cpu":
-        expected = index.size * num_experts // call.num_experts
-        seats = slots.grouped(index, num_experts, products.tile_rows(expected, num_experts), most)
-        rows = products.tiled(call.expert, slots.spread(x, seats), seats, w)
+        tile, room = products.tile_rows(expected, num_experts), products.room(expected, num_experts)
+        seats = slots.grouped(index, num_experts, tile, most, room)
+        rows = products.tiled(call.expert, slots.spread(x, seats), seats, w, room)
     else:
         seats = slots.grouped(index, num_experts, 1, most)
         rows = products.ragged(call.expert, slots.spread(x, seats), seats, w)

@@ -1,13 +1,14 @@
 """Rows grouped by expert through their experts: the matrix products of the sparse bodies."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from transformer.ops.activations import activate, gate
-from transformer.ops.experts.call import ExpertWeights, Hidden, activated, enter, leave, one_expert
+from transformer.ops.experts.call import ExpertWeights, activated, enter, one_expert
 from transformer.ops.experts.slots import Slots
 from transformer.sharding import platform
 from transformer.spec import FeedForward
@@ -15,17 +16,28 @@ from transformer.spec import FeedForward
 # Rows of a tile: at most a quarter of an expert's even share, at most as many as larger products gain anything from
 # (benchmarks/experts.py).
 SHARE, MOST_ROWS = 4, 128
+# Shares smaller than this lie in tiles alone: with so few tokens not all experts may be asked for.
+FEW_ROWS = 8
 
 
 def tile_rows(rows: int, num_experts: int) -> int:
     """The tile, a power of two, for that many assignments to that many experts.
 
-    An expert fills up its last tile, so that beside the rows of M assignments at most E (tile - 1) are run, and half
-    of that where loads are random. E · tile / M is at most 1 / `SHARE`, whatever the shape. It shrinks with the batch:
-    once M is 100 E · tile, twice as many experts cost at most 2 % more, whatever the loads.
+    An expert fills up its last tile: E · tile / M is at most 1 / `SHARE`, whatever the shape. It shrinks with the
+    batch: once M is 100 E · tile, twice as many experts cost at most 2 % more.
     """
     share = max(rows // (SHARE * num_experts), 1)
     return min(1 << (share.bit_length() - 1), MOST_ROWS)
+
+
+def room(rows: int, num_experts: int) -> int:
+    """Rows of every expert that are multiplied at once, in use or not: an even share, in whole tiles.
+
+    One batch of products is twice as fast as tiles, one by one (docs/performance.md). With the tiles that hold what
+    exceeds it, at most M (2 - 1 / E) + E · tile rows are run, where one expert gets everything.
+    """
+    share, tile = rows // num_experts, tile_rows(rows, num_experts)
+    return share // tile * tile if share >= FEW_ROWS else 0
 
 
 def compiler_options() -> dict[str, bool | int] | None:
@@ -41,7 +53,9 @@ def compiler_options() -> dict[str, bool | int] | None:
 
 def batched(spec: FeedForward, x: Float[Array, "E C D"], w: ExpertWeights) -> Float[Array, "E C D"]:
     """As many rows for each expert, all at once."""
-    return jax.vmap(functools.partial(one_expert, spec))(x, w)
+    # With two axes of rows, as `over_tokens` wants them.
+    rows = x.reshape(x.shape[0], math.gcd(2, x.shape[1]), -1, x.shape[2])
+    return jax.vmap(functools.partial(one_expert, spec))(rows, w).reshape(x.shape)
 
 
 def ragged(spec: FeedForward, x: Float[Array, "S D"], slots: Slots, w: ExpertWeights) -> Float[Array, "S D"]:
@@ -68,10 +82,20 @@ def ragged(spec: FeedForward, x: Float[Array, "S D"], slots: Slots, w: ExpertWei
     return linear(hidden, w.down, w.down_bias)
 
 
-def tiled(spec: FeedForward, x: Float[Array, "S D"], slots: Slots, w: ExpertWeights) -> Float[Array, "S D"]:
-    """One used tile after the other, each with its expert's weights; for CPUs, where nothing better is to be had."""
-    tiles = x.reshape(slots.expert.shape[0], -1, x.shape[-1])
-    return _tiled(spec, tiles, slots.expert, slots.used, w).reshape(x.shape)
+def tiled(
+    spec: FeedForward, x: Float[Array, "S D"], slots: Slots, w: ExpertWeights, room: int = 0
+) -> Float[Array, "S D"]:
+    """Each expert's `room` at once, then one used tile after the other; for CPUs.
+
+    Tiles keep nothing but their rows for the gradient: where loads are near even, they are few.
+    """
+    near, parts = w.up.shape[0] * room, []
+    if room:
+        parts.append(batched(spec, x[:near].reshape(-1, room, x.shape[-1]), w))
+    if near < x.shape[0]:
+        tiles, first = x[near:].reshape(-1, slots.tile, x.shape[-1]), near // slots.tile
+        parts.append(_tiled(spec, tiles, slots.expert[first:], slots.used - first, w))
+    return jnp.concatenate([part.reshape(-1, x.shape[-1]) for part in parts])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -83,26 +107,16 @@ def _tiled(spec: FeedForward, x: Float[Array, "tiles t D"], expert: Int[Array, "
 
 
 def _tiled_forward(spec, x, expert, used, w):
-    def run(i, carry):
-        y, hidden = carry
-        mine = _pick(w, expert[i])
-        here = enter(x[i], mine)
-        return y.at[i].set(leave(spec, here, mine)), jax.tree.map(lambda every, one: every.at[i].set(one), hidden, here)
-
-    empty = jnp.zeros_like(x, shape=(*x.shape[:2], w.up.shape[-1]))
-    start = jnp.zeros_like(x), Hidden(None if w.gate is None else empty, empty)
-    y, hidden = jax.lax.fori_loop(0, used, run, start)
-    return y, (x, hidden, expert, used, w)
+    return _tiled(spec, x, expert, used, w), (x, expert, used, w)
 
 
 def _tiled_backward(spec, kept, g):
     """Derived automatically, each tile would add zeros to the gradients of all other experts."""
-    x, hidden, expert, used, w = kept
+    x, expert, used, w = kept
 
     def run(i, carry):
         dx, dw = carry
-        here = jax.tree.map(lambda every: every[i], hidden)
-        more, grads = _pull(spec, x[i], here, g[i], _pick(w, expert[i]))
+        more, grads = _pull(spec, x[i], g[i], _pick(w, expert[i]))
         dw = jax.tree.map(lambda total, part: total.at[expert[i]].add(part.astype(total.dtype)), dw, grads)
         return dx.at[i].set(more), dw
 
@@ -112,9 +126,9 @@ def _tiled_backward(spec, kept, g):
     return dx, None, None, jax.tree.map(lambda total, k: total.astype(k.dtype), dw, w)
 
 
-def _pull(spec: FeedForward, x: Float[Array, "t D"], hidden: Hidden, g: Float[Array, "t D"], w: ExpertWeights):
-    """Gradients of one tile's rows and of its expert's weights, without the products of the forward pass again."""
-    inner, pull = jax.vjp(functools.partial(activated, spec), hidden)
+def _pull(spec: FeedForward, x: Float[Array, "t D"], g: Float[Array, "t D"], w: ExpertWeights):
+    """Gradients of one tile's rows and of its expert's weights."""
+    inner, pull = jax.vjp(functools.partial(activated, spec), enter(x, w))
     (d,) = pull(_back(g, w.down))
     dx = _back(d.up, w.up) if w.gate is None else _back(d.up, w.up) + _back(d.gate, w.gate)
 

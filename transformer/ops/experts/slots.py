@@ -4,6 +4,7 @@ Rows are filled and emptied by gathers, forwards and backwards: the map knows bo
 features is ever needed.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -18,7 +19,7 @@ class Slots(NamedTuple):
       source: the assignment in each row; M in an empty one.
       row: the row of each assignment; S where it has none: padding, or dropped.
       expert: of each tile.
-      used: how many tiles hold any row; they come first.
+      used: how many tiles are to be run; they come first.
       sizes: assignments of each expert, dropped ones included.
     """
 
@@ -34,28 +35,41 @@ class Slots(NamedTuple):
         return self.source.shape[0] // self.expert.shape[0]
 
 
-def grouped(index: Int[Array, "N k"], num_experts: int, tile: int, most: int | None = None) -> Slots:
+def grouped(index: Int[Array, "N k"], num_experts: int, tile: int, most: int | None = None, room: int = 0) -> Slots:
     """Rows sorted by expert, each expert's filled up to whole tiles; nothing is dropped.
 
     Args:
       index: expert of each assignment; `num_experts` and above: none, it gets no row.
       most: an upper bound of the assignments that have an expert, where one below N·k is known.
+      room: of every expert's rows, so many lie in front of all others', E · room in all, in use or not: whole tiles.
     """
     most = index.size if most is None else min(most, index.size)
+    most = max(most - room, 0)  # beyond the rooms
     tiles = (most + min(num_experts, most) * (tile - 1)) // tile
     order, starts = _sort(index, num_experts)
-    sizes = jnp.diff(starts)
-    ends = jnp.cumsum(-(-sizes // tile))
-    expert = jnp.minimum(jnp.searchsorted(ends, jnp.arange(tiles), side="right"), num_experts - 1).astype(jnp.int32)
-    first = tile * (ends - -(-sizes // tile))
-    return _fill(index, order, starts, expert, first, tile, ends[-1], limit=most)
+    counts = -(-jnp.maximum(jnp.diff(starts) - room, 0) // tile)
+    ends = jnp.cumsum(counts)
+    near, number = jnp.divmod(jnp.arange(num_experts * room // tile, dtype=jnp.int32), max(room // tile, 1))
+    far = jnp.minimum(jnp.searchsorted(ends, jnp.arange(tiles), side="right"), num_experts - 1).astype(jnp.int32)
+    rank = jnp.concatenate([tile * number, room + tile * (jnp.arange(tiles) - (ends - counts)[far])])
+
+    def place(expert: Array, rank: Array) -> Array:
+        beyond = num_experts * room + tile * (ends - counts)[expert] + rank - room
+        return jnp.where(rank < room, expert * room + rank, beyond) if room else beyond
+
+    used = num_experts * room // tile + ends[-1]
+    return _fill(index, order, starts, jnp.concatenate([near, far]), rank, place, tile, used, limit=index.size)
 
 
 def capacity(index: Int[Array, "N k"], num_experts: int, room: int) -> Slots:
     """`room` rows an expert, one tile each: first choices sit first, then earlier tokens; who comes late is dropped."""
     order, starts = _sort(index, num_experts)
     expert = jnp.arange(num_experts, dtype=jnp.int32)
-    return _fill(index, order, starts, expert, expert * room, room, jnp.int32(num_experts), limit=room)
+
+    def place(expert: Array, rank: Array) -> Array:
+        return expert * room + rank
+
+    return _fill(index, order, starts, expert, 0 * expert, place, room, jnp.int32(num_experts), limit=room)
 
 
 def _sort(index: Int[Array, "N k"], num_experts: int) -> tuple[Int[Array, " M"], Int[Array, " E+1"]]:
@@ -66,20 +80,26 @@ def _sort(index: Int[Array, "N k"], num_experts: int) -> tuple[Int[Array, " M"],
     return order, starts
 
 
-def _fill(index, order, starts, expert, first, tile: int, used, *, limit: int) -> Slots:
-    """The map, given every tile's expert, every expert's first row, and how many rows an expert may take."""
-    assignments, rows, num_experts = index.size, expert.shape[0] * tile, first.shape[0]
+def _fill(index, order, starts, expert, rank, place: Callable, tile: int, used, *, limit: int) -> Slots:
+    """The map.
+
+    Args:
+      expert, rank: of every tile, its expert and the place of its first row among the expert's assignments.
+      place: the row, given the expert and the place among its assignments.
+      limit: how many rows an expert may take.
+    """
+    assignments, rows, num_experts = index.size, expert.shape[0] * tile, starts.shape[0] - 1
     sizes = jnp.diff(starts)
     owner = jnp.repeat(expert, tile)
-    rank = jnp.arange(rows, dtype=jnp.int32) - first[owner]
-    held = (rank >= 0) & (rank < jnp.minimum(sizes[owner], limit))
-    source = jnp.where(held, order[jnp.where(held, starts[owner] + rank, 0)], assignments)
-    place = jnp.zeros_like(order).at[order].set(jnp.arange(assignments, dtype=jnp.int32), unique_indices=True)
-    place = place.reshape(index.shape[::-1]).T
+    nth = jnp.repeat(rank, tile) + jnp.arange(rows, dtype=jnp.int32) % tile
+    held = (nth >= 0) & (nth < jnp.minimum(sizes[owner], limit))
+    source = jnp.where(held, order[jnp.where(held, starts[owner] + nth, 0)], assignments)
+    nth = jnp.zeros_like(order).at[order].set(jnp.arange(assignments, dtype=jnp.int32), unique_indices=True)
+    nth = nth.reshape(index.shape[::-1]).T
     routed = index < num_experts
     chosen = jnp.where(routed, index, 0)
-    rank = place - starts[chosen]
-    row = jnp.where(routed & (rank < limit), first[chosen] + rank, rows)
+    nth = nth - starts[chosen]
+    row = jnp.where(routed & (nth < limit), place(chosen, nth), rows)
     return Slots(source, row.astype(jnp.int32), expert, used, sizes)
 
 
