@@ -39,6 +39,17 @@ def test_rows_hold_every_assignment_once_with_its_expert(kind, tile, room):
     assert np.sum(seats.source < index.size) == np.sum(index < E)
 
 
+@pytest.mark.parametrize("loads", [(37, 0, 0), (9, 28, 0), (9, 9, 19), (13, 12, 12), (0, 0, 0)])
+def test_the_buffer_has_room_for_all_loads(loads):
+    """Of three experts, with rooms of two tiles."""
+    index = np.full(37, 3, np.int32)
+    index[: sum(loads)] = np.repeat(np.arange(3), loads)
+    seats = slots.grouped(index[:, None], 3, 4, room=8)
+    held = np.asarray(seats.source)[np.asarray(seats.row)[: sum(loads), 0]]
+    assert list(held) == list(range(sum(loads)))
+    assert sum(-(-max(load - 8, 0) // 4) for load in loads) + 6 == int(seats.used) <= len(seats.expert)
+
+
 def rows_run(index: np.ndarray, num_experts: int) -> tuple[int, int, int]:
     """Rows that an expert layer multiplies at once, and tile by tile, and rows of one tile."""
     tile, room = products.tile_rows(index.size, num_experts), products.room(index.size, num_experts)
@@ -52,23 +63,26 @@ def picks(tokens: int, top_k: int, num_experts: int, skew: float = 0) -> np.ndar
     return np.argsort(-scores, axis=-1)[:, :top_k].astype(np.int32)
 
 
+@pytest.mark.parametrize("real", [1, 0.25, 0])
 @pytest.mark.parametrize("skew", [0, 1, 100])
 @pytest.mark.parametrize(
     ("tokens", "top_k", "num_experts"), [(1, 1, 8), (7, 2, 4), (500, 1, 3), (512, 8, 128), (2048, 2, 8), (4096, 2, 5)]
 )
-def test_rows_beside_those_of_the_assignments(tokens, top_k, num_experts, skew):
-    """Of M: E (tile - 1) fill up tiles, at most M / SHARE, and rooms stay empty as far as others' are too small."""
+def test_rows_beside_those_of_the_assignments(tokens, top_k, num_experts, skew, real):
+    """Of M: rooms, whose empty rows are run, and what exceeds them, with last tiles that hold at most M / SHARE."""
     index = picks(tokens, top_k, num_experts, skew)
+    index[int(real * tokens) :] = num_experts
     together, beyond, tile = rows_run(index, num_experts)
     assert tile == 1 or num_experts * tile * products.SHARE <= index.size
-    loads = np.bincount(index.reshape(-1), minlength=num_experts)
-    room = together // num_experts
-    empty, above = np.sum(np.maximum(room - loads, 0)), np.sum(np.maximum(loads - room, 0))
-    assert together + beyond >= index.size and above <= beyond <= above + num_experts * (tile - 1)
-    assert together <= index.size and (room == 0) == (index.size // num_experts < products.FEW_ROWS)
-    assert together == 0 or room + tile > index.size // num_experts
-    if skew == 0 and room > 100:  # loads as even as by chance: nearly all rows are multiplied at once
-        assert empty < 0.05 * index.size and above < 0.08 * index.size
+    room, share = together // num_experts, index.size // num_experts
+    assert share - tile < room <= share if share >= products.LEAST_SHARE else room == 0
+    loads = np.bincount(index.reshape(-1), minlength=num_experts + 1)[:num_experts]
+    above = np.sum(np.maximum(loads - room, 0))
+    assert above <= beyond <= above + num_experts * (tile - 1)
+    assert room == 0 or together + beyond <= index.size * (2 - 1 / num_experts) + tile
+    assert room or beyond <= np.sum(loads) * (1 + 1 / products.SHARE) + (tile == 1)
+    if skew == 0 and real == 1 and room > 100:  # as even as by chance: nearly all rows are multiplied at once
+        assert above < 0.08 * index.size
 
 
 @pytest.mark.parametrize(("tokens", "few"), [(16384, 8), (65536, 16)])

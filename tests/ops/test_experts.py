@@ -114,6 +114,24 @@ def test_every_body_equals_the_reference(spec, top_k):
             assert not np.any(leaf[unused])
 
 
+@pytest.mark.parametrize("spec", ["gated", "plain, biased"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_is_the_reference_rounded(kind, spec):
+    """Its gradients of weights have forms of their own."""
+    spec = SPECS[spec]
+    call, (index, weight) = experts.Call(spec, E), routing_of(kind, 2)
+    half = jax.tree.map(lambda a: jnp.asarray(a, jnp.bfloat16), (inputs(), weights_of(spec)))
+    x, w = jax.tree.map(lambda a: a.astype(jnp.float32), half)
+    want = jax.device_get(program("dense", call)(x, index, weight, w))
+    got = jax.device_get(program("grouped", call)(half[0], index, weight, half[1]))
+
+    def close(path, a, b):
+        error = np.linalg.norm(a.astype(np.float32) - b) / max(np.linalg.norm(b), 1e-6)
+        assert error < 0.03, (jax.tree_util.keystr(path), error)
+
+    jax.tree.map_with_path(close, got, want)
+
+
 def on_a_mesh(body: str, devices: str, top_k: int, **way):
     spec = SPECS["clamped, biased"]
     w, x, call = weights_of(spec), inputs(), experts.Call(spec, E, capacity=E, **way)

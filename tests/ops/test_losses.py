@@ -123,6 +123,23 @@ def test_bfloat16_features_give_a_float32_loss():
     np.testing.assert_allclose(got, plain(np.asarray(x, np.float32), rounded, bias, targets, None), atol=1e-5)
 
 
+@pytest.mark.parametrize("chunk", [4, 128])
+@pytest.mark.parametrize("vocab", [5, 41])
+def test_bfloat16_features_give_the_gradients_of_float32(vocab, chunk):
+    """Compiled, in one chunk and in several, for a table with more rows than features and with fewer."""
+    x, table, bias, targets = inputs(vocab)
+    rounded = [jnp.asarray(a, jnp.bfloat16) for a in (x, table)]
+    weights = np.random.default_rng(0).random((B, T)).astype(np.float32)
+
+    def total(x, table, bias):
+        return weighed_cross_entropy(Call(chunk, 3.0, 0.1, 0.2, dtype="float32"), x, table, bias, targets, weights)[0]
+
+    want = jax.jit(jax.grad(total, argnums=(0, 1, 2)))(*(a.astype(jnp.float32) for a in rounded), bias)
+    got = jax.jit(jax.grad(total, argnums=(0, 1, 2)))(rounded[0], rounded[1].astype(jnp.float32), bias)
+    for a, b in zip(got, want, strict=True):
+        assert np.linalg.norm(a.astype(np.float32) - b) < 0.02 * np.linalg.norm(b)
+
+
 def test_a_vocabulary_that_does_not_divide_is_refused():
     x, table, _, targets = inputs(41)
     with (

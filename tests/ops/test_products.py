@@ -44,6 +44,20 @@ def test_gradients_of_a_product(inputs, outputs, dtype):
     agree(found, gradients(plain, x, weight), dtype)
 
 
+@pytest.mark.parametrize(("inputs", "outputs"), [(40, 16), (16, 40), (16, 16)])
+def test_a_gradient_in_bfloat16_may_be_turned(inputs, outputs):
+    """XLA:CPU has no product of bfloat16 that writes its result turned, and would make one of both operations."""
+    x, weight = normal(0, (2, 6, inputs), "bfloat16"), normal(1, (outputs, inputs))
+
+    def found(weight):
+        return gradients(lambda weight: product(x, weight.T, 1), weight)
+
+    plain = gradients(lambda weight: x.astype(jnp.float32) @ weight.astype(x.dtype).astype(jnp.float32).T, weight)
+    agree(jax.jit(found)(weight), plain, "bfloat16")
+    experts = jax.jit(jax.vmap(found))(jnp.stack([weight, 2 * weight]))
+    agree([experts[0][0]], plain, "bfloat16")
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("shape", [(5,), (3, 4)])
 def test_gradients_of_a_shift(shape, dtype):

@@ -157,7 +157,7 @@ class _Plan(NamedTuple):
         """For the mesh in force."""
         mesh, what = jax.sharding.get_abstract_mesh(), (shape[0], call.smoothing, call.z, call.softcap)
         if mesh.empty or mesh.size == 1:
-            return _Plan(*what, turned=turns_first(x.dtype))
+            return _Plan(*what, turned=turns_first(x.dtype) and shape[0] > shape[1])
         sums = Sums((ax.VOCAB, ax.EMBED), call.rules, call.dtype).plan(shape)
         rows = sharding.partition_spec((ax.BATCH, ax.LENGTH), x.shape[:2], mesh, call.rules, "losses")
         inputs = PartitionSpec(*rows, None), sums.place, PartitionSpec(sums.place[0]), rows, rows
@@ -196,8 +196,7 @@ class _Plan(NamedTuple):
         """The table's gradient by the positions of all devices."""
         if self.sums is not None:
             return self.sums.sum(d_table, (1, 0) if self.turned else (0, 1))
-        # Behind a barrier: XLA:CPU has no product of bfloat16 that writes a turned result.
-        return jax.lax.optimization_barrier(d_table).T if self.turned else d_table
+        return d_table.T if self.turned else d_table
 
 
 def _offsets(bias: Array | None, table: Array) -> Float[Array, " V"]:

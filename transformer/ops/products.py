@@ -193,20 +193,20 @@ def over_tokens(x: Float[Array, "..."], d: Float[Array, "..."], lead: int) -> Fl
         x, d = (a.reshape(math.prod(tokens), math.prod(features)) for a, features in ((x, inputs), (d, outputs)))
         return (x.T @ d).reshape(inputs + outputs)
     if turns_first(x.dtype) and math.prod(inputs) > math.prod(outputs):
-        # Behind a barrier: XLA:CPU has no product at all that writes a turned result.
-        turned = jax.lax.optimization_barrier(_over_tokens(d, x, lead))
-        return jnp.moveaxis(turned, range(len(outputs)), range(-len(outputs), 0))
+        return jnp.moveaxis(_over_tokens(d, x, lead), range(len(outputs)), range(-len(outputs), 0))
     return _over_tokens(x, d, lead)
 
 
 def turns_first(dtype: jnp.dtype) -> bool:
-    """True where `over_tokens` has its first factor turned, by a copy: the smaller one is to be first."""
+    """True where XLA:CPU copies the first factor of `over_tokens` to turn it: it makes the smaller one the first."""
     return dtype != jnp.float32 and sharding.platform() == "cpu"
 
 
 def _over_tokens(x: Array, d: Array, lead: int) -> Array:
     tokens = tuple(range(lead))
-    return jax.lax.dot_general(x, d, ((tokens, tokens), ((), ())), preferred_element_type=jnp.float32)
+    y = jax.lax.dot_general(x, d, ((tokens, tokens), ((), ())), preferred_element_type=jnp.float32)
+    # XLA:CPU makes one operation of this and of what turns its result, which it then can't run.
+    return jax.lax.optimization_barrier(y) if turns_first(x.dtype) else y
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))

@@ -1,7 +1,8 @@
 """Expert layers: every token through the experts that its router picked; one door, several bodies.
 
-`dense` is the reference, `grouped` costs what the assignments cost, `capacity` has a fixed number of slots an expert
-and drops what overflows. Where the mesh splits the experts, tokens travel to them (`exchange.py`).
+`dense` is the reference, `grouped` costs what the assignments cost (on CPUs, padding included), `capacity` has a fixed
+number of slots an expert and drops what overflows. Where the mesh splits the experts, tokens travel to them
+(`exchange.py`).
 """
 
 import functools
@@ -39,7 +40,7 @@ def apply(
 
     Args:
       body: one of `BODIES`, or "auto", which chooses an exact one and logs its choice once.
-      index: experts picked; `call.num_experts` and above: none. Such assignments cost nothing and add nothing.
+      index: experts picked; `call.num_experts` and above: none. Such assignments add nothing.
       weight: of each pick, float32.
     """
     name = choose(call.num_experts, index.shape[-1], call.rules) if body == "auto" else body
@@ -49,7 +50,7 @@ def apply(
     places = None if alone else _places(call, w, mesh)
     if name == "dense":
         return dense.apply(call, x, index, weight, w), jnp.zeros(())
-    # Weights of eight bits are widened, all experts of them; only `dense` does so one expert at a time.
+    # Weights of eight bits are widened, all experts of them; `dense` alone multiplies them as they are.
     w = jax.tree.map(lambda k: k.astype(x.dtype), w, is_leaf=lambda k: isinstance(k, Quantized))
     run = functools.partial(_on_device, SPARSE[name], call)
     if alone:

@@ -53,7 +53,7 @@ def grouped(
     w: ExpertWeights,
     axis: str | None,
 ) -> tuple[Float[Array, "N D"], Float[Array, ""]]:
-    """At a cost that follows the assignments, none of which is dropped; by the exchange that `call` names."""
+    """Exact, at a cost that follows the assignments (`local.grouped`); by the exchange that `call` names."""
     if axis is None:
         y = local.combine(local.grouped(call, x, index, w, index.size), weight)
     else:

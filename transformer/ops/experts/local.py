@@ -16,7 +16,9 @@ def grouped(
     expected: int,
     most: int | None = None,
 ) -> Float[Array, "N k D"]:
-    """What each assignment's expert makes of its token, at a cost that follows the assignments; exact.
+    """What each assignment's expert makes of its token, exact.
+
+    The cost is that of the assignments; on CPUs, of `expected` ones at least.
 
     Args:
       index: among the experts in `w`; their number and above: none, the result is zero.

@@ -16,15 +16,15 @@ from transformer.spec import FeedForward
 # Rows of a tile: at most a quarter of an expert's even share, at most as many as larger products gain anything from
 # (benchmarks/experts.py).
 SHARE, MOST_ROWS = 4, 128
-# Shares smaller than this lie in tiles alone: with so few tokens not all experts may be asked for.
-FEW_ROWS = 8
+# An even share of fewer rows lies in tiles alone: so few tokens may not ask for all experts.
+LEAST_SHARE = 8
 
 
 def tile_rows(rows: int, num_experts: int) -> int:
     """The tile, a power of two, for that many assignments to that many experts.
 
-    An expert fills up its last tile: E · tile / M is at most 1 / `SHARE`, whatever the shape. It shrinks with the
-    batch: once M is 100 E · tile, twice as many experts cost at most 2 % more.
+    An expert fills up its last tile: E · tile / M is at most 1 / `SHARE`, whatever the shape, and shrinks with the
+    batch.
     """
     share = max(rows // (SHARE * num_experts), 1)
     return min(1 << (share.bit_length() - 1), MOST_ROWS)
@@ -33,11 +33,11 @@ def tile_rows(rows: int, num_experts: int) -> int:
 def room(rows: int, num_experts: int) -> int:
     """Rows of every expert that are multiplied at once, in use or not: an even share, in whole tiles.
 
-    One batch of products is twice as fast as tiles, one by one (docs/performance.md). With the tiles that hold what
-    exceeds it, at most M (2 - 1 / E) + E · tile rows are run, where one expert gets everything.
+    One batch of products is about twice as fast as tiles, one by one (docs/performance.md). So many rows are run even
+    where all is padding, and with the tiles that hold what exceeds them at most M (2 - 1 / E) + tile.
     """
     share, tile = rows // num_experts, tile_rows(rows, num_experts)
-    return share // tile * tile if share >= FEW_ROWS else 0
+    return share // tile * tile if share >= LEAST_SHARE else 0
 
 
 def compiler_options() -> dict[str, bool | int] | None:
@@ -89,11 +89,11 @@ def tiled(
 
     Tiles keep nothing but their rows for the gradient: where loads are near even, they are few.
     """
-    near, parts = w.up.shape[0] * room, []
+    rooms, parts = w.up.shape[0] * room, []
     if room:
-        parts.append(batched(spec, x[:near].reshape(-1, room, x.shape[-1]), w))
-    if near < x.shape[0]:
-        tiles, first = x[near:].reshape(-1, slots.tile, x.shape[-1]), near // slots.tile
+        parts.append(batched(spec, x[:rooms].reshape(-1, room, x.shape[-1]), w))
+    if rooms < x.shape[0]:
+        tiles, first = x[rooms:].reshape(-1, slots.tile, x.shape[-1]), rooms // slots.tile
         parts.append(_tiled(spec, tiles, slots.expert[first:], slots.used - first, w))
     return jnp.concatenate([part.reshape(-1, x.shape[-1]) for part in parts])
 

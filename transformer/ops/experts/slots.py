@@ -19,7 +19,7 @@ class Slots(NamedTuple):
       source: the assignment in each row; M in an empty one.
       row: the row of each assignment; S where it has none: padding, or dropped.
       expert: of each tile.
-      used: how many tiles are to be run; they come first.
+      used: how many tiles come before those that hold nothing; of rooms, all.
       sizes: assignments of each expert, dropped ones included.
     """
 
@@ -44,21 +44,23 @@ def grouped(index: Int[Array, "N k"], num_experts: int, tile: int, most: int | N
       room: of every expert's rows, so many lie in front of all others', E · room in all, in use or not: whole tiles.
     """
     most = index.size if most is None else min(most, index.size)
-    most = max(most - room, 0)  # beyond the rooms
-    tiles = (most + min(num_experts, most) * (tile - 1)) // tile
+    beyond = max(most - room, 0)
+    # With rooms, one last tile is counted: each further expert that has one filled a room, which holds more rows than
+    # the tile may leave empty.
+    tiles = -(-beyond // tile) if room else (most + min(num_experts, most) * (tile - 1)) // tile
     order, starts = _sort(index, num_experts)
     counts = -(-jnp.maximum(jnp.diff(starts) - room, 0) // tile)
     ends = jnp.cumsum(counts)
-    near, number = jnp.divmod(jnp.arange(num_experts * room // tile, dtype=jnp.int32), max(room // tile, 1))
-    far = jnp.minimum(jnp.searchsorted(ends, jnp.arange(tiles), side="right"), num_experts - 1).astype(jnp.int32)
-    rank = jnp.concatenate([tile * number, room + tile * (jnp.arange(tiles) - (ends - counts)[far])])
+    inside, number = jnp.divmod(jnp.arange(num_experts * room // tile, dtype=jnp.int32), max(room // tile, 1))
+    outside = jnp.minimum(jnp.searchsorted(ends, jnp.arange(tiles), side="right"), num_experts - 1).astype(jnp.int32)
+    rank = jnp.concatenate([tile * number, room + tile * (jnp.arange(tiles) - (ends - counts)[outside])])
 
     def place(expert: Array, rank: Array) -> Array:
-        beyond = num_experts * room + tile * (ends - counts)[expert] + rank - room
-        return jnp.where(rank < room, expert * room + rank, beyond) if room else beyond
+        row = num_experts * room + tile * (ends - counts)[expert] + rank - room
+        return jnp.where(rank < room, expert * room + rank, row) if room else row
 
     used = num_experts * room // tile + ends[-1]
-    return _fill(index, order, starts, jnp.concatenate([near, far]), rank, place, tile, used, limit=index.size)
+    return _fill(index, order, starts, jnp.concatenate([inside, outside]), rank, place, tile, used, limit=index.size)
 
 
 def capacity(index: Int[Array, "N k"], num_experts: int, room: int) -> Slots:
