@@ -35,7 +35,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 class _Generation(Extension):
     """`{% generation %}` marks what the assistant said, for training; rendered, it is its content."""
 
-    tags = {"generation"}  # noqa: RUF012
+    tags = {"generation"}  # noqa: RUF012 (declared by Jinja, which reads it from the class)
 
     def parse(self, parser):
         next(parser.stream)

@@ -198,7 +198,7 @@ def over_tokens(x: Float[Array, "..."], d: Float[Array, "..."], lead: int) -> Fl
 
 
 def turns_first(dtype: jnp.dtype) -> bool:
-    """True where XLA:CPU copies the first factor of `over_tokens` to turn it: it makes the smaller one the first."""
+    """True where XLA:CPU turns the first factor of `over_tokens` by a copy: better the smaller one."""
     return dtype != jnp.float32 and sharding.platform() == "cpu"
 
 

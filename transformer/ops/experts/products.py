@@ -33,7 +33,7 @@ def tile_rows(rows: int, num_experts: int) -> int:
 def room(rows: int, num_experts: int) -> int:
     """Rows of every expert that are multiplied at once, in use or not: an even share, in whole tiles.
 
-    One batch of products is about twice as fast as tiles, one by one (docs/performance.md). So many rows are run even
+    One batch of products is up to twice as fast as tiles, one by one (docs/performance.md). So many rows are run even
     where all is padding, and with the tiles that hold what exceeds them at most M (2 - 1 / E) + tile.
     """
     share, tile = rows // num_experts, tile_rows(rows, num_experts)

@@ -94,7 +94,7 @@ def _fill(index, order, starts, expert, rank, place: Callable, tile: int, used, 
     sizes = jnp.diff(starts)
     owner = jnp.repeat(expert, tile)
     nth = jnp.repeat(rank, tile) + jnp.arange(rows, dtype=jnp.int32) % tile
-    held = (nth >= 0) & (nth < jnp.minimum(sizes[owner], limit))
+    held = nth < jnp.minimum(sizes[owner], limit)
     source = jnp.where(held, order[jnp.where(held, starts[owner] + nth, 0)], assignments)
     nth = jnp.zeros_like(order).at[order].set(jnp.arange(assignments, dtype=jnp.int32), unique_indices=True)
     nth = nth.reshape(index.shape[::-1]).T
